@@ -1,0 +1,10 @@
+# Compiles through ccache when it is there and no other launcher was asked for.
+find_program(PULSEINFER_CCACHE ccache)
+mark_as_advanced(PULSEINFER_CCACHE)
+if(PULSEINFER_CCACHE)
+  foreach(language CXX CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER "${PULSEINFER_CCACHE}")
+    endif()
+  endforeach()
+endif()

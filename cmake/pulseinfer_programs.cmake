@@ -1,0 +1,42 @@
+# What our own programs (tests, examples, benchmarks) share. Nothing here reaches a consumer.
+
+option(PULSEINFER_WARNINGS_AS_ERRORS "Treat warnings as errors in our own programs" ON)
+
+add_library(pulseinfer_warnings INTERFACE)
+target_compile_options(pulseinfer_warnings INTERFACE
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>"
+  "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Xcompiler=-Wall,-Wextra,-Wshadow>")
+if(PULSEINFER_WARNINGS_AS_ERRORS)
+  target_compile_options(pulseinfer_warnings INTERFACE
+    "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>:-Werror>"
+    "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--Werror=all-warnings;-Xcompiler=-Werror>")
+endif()
+
+# pulseinfer_setup_program(<target> [CUDA])
+#   Links the library and applies the warnings.
+function(pulseinfer_setup_program target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "")
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  target_link_libraries(${target} PRIVATE pulseinfer_warnings pulseinfer::pulseinfer)
+  if(arg_CUDA)
+    target_link_libraries(${target} PRIVATE pulseinfer::cuda_backend)
+  endif()
+endfunction()
+
+# pulseinfer_group_by_folder(<root> <result> <file>...)
+#   Sets <result> to the folders (relative to <root>, "." for the root itself) that hold the files, and
+#   <result>_<folder> to the files of each.
+function(pulseinfer_group_by_folder root result)
+  set(folders "")
+  foreach(file IN LISTS ARGN)
+    cmake_path(GET file PARENT_PATH folder)
+    cmake_path(RELATIVE_PATH folder BASE_DIRECTORY "${root}")
+    list(APPEND folders "${folder}")
+    list(APPEND files_${folder} "${file}")
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(folder IN LISTS folders)
+    set(${result}_${folder} "${files_${folder}}" PARENT_SCOPE)
+  endforeach()
+  set(${result} "${folders}" PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,139 @@
+# How tests are made. Each kind below is found by its file name, so that a new test is a new file and nothing else.
+
+set(PULSEINFER_SKIP_CODE 77)
+
+# pulseinfer_add_test_program(<name> [CUDA] LABELS <label>... SOURCES <file>...)
+#   One doctest program and one ctest test of the same name.
+function(pulseinfer_add_test_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "LABELS;SOURCES")
+  string(REPLACE "/" "_" target "test_${name}")
+  add_executable(${target} ${arg_SOURCES})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+  if(arg_CUDA)
+    pulseinfer_setup_program(${target} CUDA)
+    target_link_libraries(${target} PRIVATE pulseinfer_test_main_cuda)
+  else()
+    pulseinfer_setup_program(${target})
+    target_link_libraries(${target} PRIVATE pulseinfer_test_main)
+  endif()
+  add_test(NAME ${name} COMMAND ${target} --no-intro=true)
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${arg_LABELS}"
+    SKIP_RETURN_CODE ${PULSEINFER_SKIP_CODE}
+    TIMEOUT 600)
+  foreach(label IN LISTS arg_LABELS)
+    if(NOT TARGET ${label}_tests)
+      add_custom_target(${label}_tests)
+    endif()
+    add_dependencies(${label}_tests ${target})
+  endforeach()
+endfunction()
+
+# pulseinfer_add_folder_tests(<root>)
+#   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
+#   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU.
+function(pulseinfer_add_folder_tests root)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
+  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${root}/*_test.cu")
+  set(concurrent_sources ${sources})
+  list(FILTER concurrent_sources INCLUDE REGEX "_concurrent_test\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_concurrent_test\\.cpp$")
+
+  pulseinfer_group_by_folder("${root}" unit ${sources})
+  foreach(folder IN LISTS unit)
+    string(REGEX REPLACE "^\\.$" "general" name "${folder}")
+    pulseinfer_add_test_program(${name} LABELS unit SOURCES ${unit_${folder}})
+  endforeach()
+
+  add_custom_target(concurrent_tests)
+  pulseinfer_group_by_folder("${root}" concurrent ${concurrent_sources})
+  foreach(folder IN LISTS concurrent)
+    string(REGEX REPLACE "^\\.$" "general" name "${folder}")
+    pulseinfer_add_test_program(${name}_concurrent LABELS concurrent SOURCES ${concurrent_${folder}})
+  endforeach()
+
+  if(PULSEINFER_HAS_NVCC)
+    pulseinfer_group_by_folder("${root}" gpu ${cuda_sources})
+    foreach(folder IN LISTS gpu)
+      string(REGEX REPLACE "^\\.$" "general" name "${folder}")
+      pulseinfer_add_test_program(${name}_gpu CUDA LABELS gpu SOURCES ${gpu_${folder}})
+    endforeach()
+  endif()
+endfunction()
+
+# pulseinfer_add_header_tests(<name> <extension> <include root> <header>...)
+#   Compiles each header alone, as the only include of a generated source: .cpp without any CUDA include path, or .cu.
+#   CMake's own check (VERIFY_INTERFACE_HEADER_SETS) is not used: it skips .cuh without a word, and its sources don't
+#   get our warnings.
+function(pulseinfer_add_header_tests name extension root)
+  set(generated "")
+  foreach(header IN LISTS ARGN)
+    cmake_path(RELATIVE_PATH header BASE_DIRECTORY "${root}" OUTPUT_VARIABLE relative)
+    set(source "${CMAKE_CURRENT_BINARY_DIR}/${name}/${relative}.${extension}")
+    set(text "#include \"${relative}\"\n")
+    if(extension STREQUAL "cpp")
+      string(APPEND text
+        "#if defined(CUDA_VERSION) || defined(CUDART_VERSION) || defined(__CUDACC__)\n"
+        "#error \"${relative} is a .hpp and includes a CUDA header\"\n"
+        "#endif\n")
+    endif()
+    file(CONFIGURE OUTPUT "${source}" CONTENT "${text}" @ONLY)
+    list(APPEND generated "${source}")
+  endforeach()
+  if(NOT generated)
+    return()
+  endif()
+
+  add_library(${name} OBJECT ${generated})
+  # Only the front end matters here.
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0;-g0>")
+  if(extension STREQUAL "cu")
+    pulseinfer_setup_program(${name} CUDA)
+  else()
+    pulseinfer_setup_program(${name})
+  endif()
+  get_target_property(sources ${name} SOURCES)
+  list(LENGTH sources source_count)
+  list(LENGTH ARGN header_count)
+  if(NOT source_count EQUAL header_count)
+    message(FATAL_ERROR "${name}: ${header_count} headers, but ${source_count} sources that compile one each")
+  endif()
+endfunction()
+
+# pulseinfer_add_compile_fail_tests(<root>)
+#   Each *_fail_*.cpp must not compile, and the compiler must say the text of each of its `// expect-error: text` lines.
+#   With PULSEINFER_COMPILE_FAIL_CONTROL defined, a file that mentions this macro must compile: it then leaves the bad
+#   lines out, which proves that nothing else in it was wrong.
+function(pulseinfer_add_compile_fail_tests root)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_fail_*.cpp")
+  foreach(source IN LISTS sources)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${root}" OUTPUT_VARIABLE name)
+    cmake_path(REMOVE_EXTENSION name)
+    add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}"
+      "-Dcompiler=${CMAKE_CXX_COMPILER}"
+      "-Dflags=${CMAKE_CXX20_STANDARD_COMPILE_OPTION};-I${PROJECT_SOURCE_DIR}/include;-I${PROJECT_SOURCE_DIR}/tests"
+      "-Dsource=${source}"
+      -P "${PROJECT_SOURCE_DIR}/cmake/compile_fail.cmake")
+    set_tests_properties(${name} PROPERTIES LABELS compile_fail TIMEOUT 300)
+  endforeach()
+endfunction()
+
+# pulseinfer_add_consumer_test(<name> <argument>...)
+#   Runs cmake/consumer.cmake on tests/<name>, a project that uses the library as its users do.
+function(pulseinfer_add_consumer_test name)
+  add_test(NAME consumer/${name} COMMAND "${CMAKE_COMMAND}"
+    "-Dkind=${name}"
+    "-Dlibrary_source=${PROJECT_SOURCE_DIR}"
+    "-Dlibrary_build=${PROJECT_BINARY_DIR}"
+    "-Dconsumer=${PROJECT_SOURCE_DIR}/tests/${name}"
+    "-Dwork=${CMAKE_CURRENT_BINARY_DIR}/consumer/${name}"
+    "-Dcompiler=${CMAKE_CXX_COMPILER}"
+    "-Dstandard_flag=${CMAKE_CXX20_STANDARD_COMPILE_OPTION}"
+    "-Dversion=${PROJECT_VERSION}"
+    "-Dgenerator=${CMAKE_GENERATOR}"
+    "-Dcuda_compiler=$<$<BOOL:${PULSEINFER_HAS_NVCC}>:${CMAKE_CUDA_COMPILER}>"
+    "-Dcuda_architectures=${CMAKE_CUDA_ARCHITECTURES}"
+    -P "${PROJECT_SOURCE_DIR}/cmake/consumer.cmake")
+  set_tests_properties(consumer/${name} PROPERTIES LABELS consumer TIMEOUT 600)
+endfunction()

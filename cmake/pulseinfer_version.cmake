@@ -1,0 +1,12 @@
+# Reads the library's version from the three macros of version.hpp, its only place.
+function(pulseinfer_read_version header result)
+  file(STRINGS "${header}" lines REGEX "^#define PULSEINFER_VERSION_(MAJOR|MINOR|PATCH) [0-9]+$")
+  foreach(part MAJOR MINOR PATCH)
+    if(NOT lines MATCHES "PULSEINFER_VERSION_${part} ([0-9]+)")
+      message(FATAL_ERROR "${header} defines no PULSEINFER_VERSION_${part}")
+    endif()
+    list(APPEND numbers "${CMAKE_MATCH_1}")
+  endforeach()
+  list(JOIN numbers "." version)
+  set(${result} "${version}" PARENT_SCOPE)
+endfunction()
