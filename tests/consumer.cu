@@ -1,5 +1,5 @@
 // Proves that pulseinfer::cuda_backend brings C++20 to nvcc, the CUDA runtime and CCCL.
-#include "pulseinfer/pulseinfer.hpp"
+#include <pulseinfer/pulseinfer.hpp>
 
 #include <cuda/std/cstdint>
 #include <cuda_runtime_api.h>

@@ -1,8 +1,7 @@
 // main of the tests that need a GPU: without one they are skipped, not passed.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-
 #include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-#include "pulseinfer/version.hpp"
+#include <pulseinfer/version.hpp>
 
 #include <doctest/doctest.h>
 
@@ -9,8 +9,7 @@ TEST_SUITE("general")
   TEST_CASE("the version text is made of the three numbers")
   {
     std::string const expected = std::to_string(pulseinfer::version_major) + "." +
-                                 std::to_string(pulseinfer::version_minor) + "." +
-                                 std::to_string(pulseinfer::version_patch);
+      std::to_string(pulseinfer::version_minor) + "." + std::to_string(pulseinfer::version_patch);
     CHECK(expected == pulseinfer::version_string);
   }
 

@@ -8,7 +8,7 @@
 #define PULSEINFER_VERSION_PATCH 0
 
 #define PULSEINFER_DETAIL_TEXT_OF(x) #x
-#define PULSEINFER_DETAIL_VERSION_TEXT(major, minor, patch)                                                            \
+#define PULSEINFER_DETAIL_VERSION_TEXT(major, minor, patch) \
   PULSEINFER_DETAIL_TEXT_OF(major) "." PULSEINFER_DETAIL_TEXT_OF(minor) "." PULSEINFER_DETAIL_TEXT_OF(patch)
 
 namespace pulseinfer {

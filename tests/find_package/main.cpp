@@ -1,8 +1,5 @@
-#include "pulseinfer/pulseinfer.hpp"
+#include <pulseinfer/pulseinfer.hpp>
 
 #include <iostream>
 
-int main()
-{
-  std::cout << "pulseinfer " << pulseinfer::version_string << '\n';
-}
+int main() { std::cout << "pulseinfer " << pulseinfer::version_string << '\n'; }
