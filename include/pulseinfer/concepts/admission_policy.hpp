@@ -1,0 +1,32 @@
+#pragma once
+
+/// Decides between steps how much runs. Meanings: docs/concepts.md#admission-policy.
+
+#include <concepts>
+
+#include <pulseinfer/view/step_sample.hpp>
+
+namespace pulseinfer {
+
+template <class A>
+concept admission_observes = requires(A& self, step_sample const& sample) {
+  { self.observe(sample) } noexcept;
+};
+
+template <class A>
+concept admission_decides = requires(A& self, demand const& request, capacity const& free) {
+  { self.admit(request, free) } noexcept -> std::same_as<admission>;
+};
+
+template <class A>
+concept admission_policy = admission_observes<A> && admission_decides<A>;
+
+template <class A>
+consteval bool explain_admission_policy()
+{
+  static_assert(admission_observes<A>, "an admission policy must take step samples in observe(sample), noexcept");
+  static_assert(admission_decides<A>, "an admission policy must return admission, noexcept, from admit(request, free)");
+  return admission_policy<A>;
+}
+
+}  // namespace pulseinfer

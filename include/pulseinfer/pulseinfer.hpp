@@ -1,0 +1,4 @@
+#pragma once
+
+// The whole library without CUDA.
+#include "pulseinfer/version.hpp"

@@ -1,0 +1,59 @@
+#pragma once
+
+/// The copies of one recall, made on the device by `resolve`.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <pulseinfer/config.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/view/mailbox.hpp>
+#include <pulseinfer/view/pool.hpp>
+#include <pulseinfer/view/residency.hpp>
+#include <pulseinfer/view/row_list.hpp>
+
+namespace pulseinfer {
+
+/// One block to bring.
+struct recall_entry {
+  host_block_id source = none<host_block_id>;
+  slot_id target = none<slot_id>;
+  lane_id lane = none<lane_id>;
+  block_id block = none<block_id>;
+};
+
+static_assert(std::is_trivially_copyable_v<recall_entry> && sizeof(recall_entry) == 16);
+
+/// Demand recalls block a row; background recalls do not, and give way.
+enum class recall_priority : std::uint8_t { demand, background };
+
+/// Where a plan is read. `device`: the transfer engine launches before the plan exists and reads it in stream order.
+/// `host`: the engine is called once the plan is known to the host.
+enum class plan_place : std::uint8_t { device, host };
+
+/// Misses of all rows of a recall in one list, in the order of `rows`, within a row by lane and ascending block.
+struct recall_plan_ref {
+  recall_entry const* entries = nullptr;     // [row_begin[rows.count]], at most `capacity`; readable where plans_on says
+  std::uint32_t const* row_begin = nullptr;  // [rows.count + 1]
+  row_list rows = {};
+  host_store_ref host = {};
+  slot_pool_ref pool = {};
+  layer_id layer = none<layer_id>;
+  std::uint32_t head_groups = 1;
+  std::uint64_t block_bytes = 0;
+  std::uint32_t capacity = 0;  ///< host-known bound of the entries
+  recall_priority priority = recall_priority::demand;
+};
+
+static_assert(std::is_trivially_copyable_v<recall_plan_ref>);
+
+/// What an engine does once the blocks of a row are in their slots: `device::land_row`.
+struct landed_ref {
+  row_mailbox* mailbox = nullptr;           // [max_rows], mapped
+  std::uint32_t const* sequence = nullptr;  // [rows.count] number of each row's recall, in the plan's row order
+  residency_ref residency = {};
+};
+
+static_assert(std::is_trivially_copyable_v<landed_ref>);
+
+}  // namespace pulseinfer
