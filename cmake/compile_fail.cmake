@@ -1,28 +1,28 @@
 # Passes when `source` does not compile and the compiler says the text of each of its `// expect-error: text` lines.
-# Arguments: compiler, flags, source.
-file(STRINGS "${source}" lines)
+# Arguments: compiler, compiler_id, flags, source.
+file(STRINGS "${source}" lines REGEX "// expect-error: ")
 set(expected "")
-set(has_control FALSE)
 foreach(line IN LISTS lines)
-  if(line MATCHES "// expect-error: (.+)$")
-    list(APPEND expected "${CMAKE_MATCH_1}")
-  endif()
-  if(line MATCHES "PULSEINFER_COMPILE_FAIL_CONTROL")
-    set(has_control TRUE)
-  endif()
+  string(REGEX REPLACE "^.*// expect-error: " "" text "${line}")
+  list(APPEND expected "${text}")
 endforeach()
+file(STRINGS "${source}" has_control REGEX "PULSEINFER_COMPILE_FAIL_CONTROL")
 if(NOT expected)
   message(FATAL_ERROR "${source} has no line with `// expect-error: text`")
 endif()
 
 # Without the source line under each message: it would repeat the expected text.
-set(command "${compiler}" ${flags} -fno-diagnostics-show-caret -fsyntax-only "${source}")
-execute_process(COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C ${command}
+if(compiler_id MATCHES "Clang")
+  set(no_source -fno-caret-diagnostics)
+else()
+  set(no_source -fno-diagnostics-show-caret)
+endif()
+set(command "${CMAKE_COMMAND}" -E env LC_ALL=C "${compiler}" ${flags} ${no_source} -fsyntax-only "${source}")
+execute_process(COMMAND ${command}
   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 if(result EQUAL 0)
   message(FATAL_ERROR "${source} compiles, but must not")
 endif()
-string(REGEX REPLACE "[^\n]*// expect-error:[^\n]*" "" output "${output}")
 foreach(text IN LISTS expected)
   string(FIND "${output}" "${text}" position)
   if(position EQUAL -1)

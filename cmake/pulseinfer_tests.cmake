@@ -20,6 +20,7 @@ function(pulseinfer_add_test_program name)
   add_test(NAME ${name} COMMAND ${target} --no-intro=true)
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}"
+    ENVIRONMENT "RC_PARAMS=seed=1"  # properties see the same values in each run
     SKIP_RETURN_CODE ${PULSEINFER_SKIP_CODE}
     TIMEOUT 600)
   foreach(label IN LISTS arg_LABELS)
@@ -112,6 +113,7 @@ function(pulseinfer_add_compile_fail_tests root)
     cmake_path(REMOVE_EXTENSION name)
     add_test(NAME ${name} COMMAND "${CMAKE_COMMAND}"
       "-Dcompiler=${CMAKE_CXX_COMPILER}"
+      "-Dcompiler_id=${CMAKE_CXX_COMPILER_ID}"
       "-Dflags=${CMAKE_CXX20_STANDARD_COMPILE_OPTION};-I${PROJECT_SOURCE_DIR}/include;-I${PROJECT_SOURCE_DIR}/tests"
       "-Dsource=${source}"
       -P "${PROJECT_SOURCE_DIR}/cmake/compile_fail.cmake")
