@@ -16,6 +16,9 @@ function(pulseinfer_add_test_program name)
   else()
     pulseinfer_setup_program(${target})
     target_link_libraries(${target} PRIVATE pulseinfer_test_main)
+    if(name MATCHES "^examples")
+      target_link_libraries(${target} PRIVATE example_engine)
+    endif()
   endif()
   add_test(NAME ${name} COMMAND ${target} --no-intro=true)
   set_tests_properties(${name} PROPERTIES
@@ -34,9 +37,13 @@ endfunction()
 # pulseinfer_add_folder_tests(<root>)
 #   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
 #   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU.
+#   The tests of <root>/examples/ are built with the examples only, and link the library of examples/engine.
 function(pulseinfer_add_folder_tests root)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
   file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${root}/*_test.cu")
+  if(NOT PULSEINFER_BUILD_EXAMPLES)
+    list(FILTER sources EXCLUDE REGEX "^${root}/examples/")
+  endif()
   set(concurrent_sources ${sources})
   list(FILTER concurrent_sources INCLUDE REGEX "_concurrent_test\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "_concurrent_test\\.cpp$")
