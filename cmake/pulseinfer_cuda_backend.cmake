@@ -8,6 +8,9 @@ function(pulseinfer_add_cuda_backend)
   if(TARGET pulseinfer::cuda_backend)
     return()
   endif()
+  # CMake 3.25 marks CUDA::nvToolsExt as deprecated for projects that ask for 3.25, and fails on CUDA 13, which no longer has
+  # it. Within this function only, ask for less.
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit QUIET)
   if(NOT CUDAToolkit_FOUND)
     return()
