@@ -15,6 +15,7 @@ struct alignas(64) row_mailbox {
   std::uint64_t bytes = 0;     ///< bytes that the recall moves
   std::uint32_t misses = 0;    ///< blocks that the recall moves
   std::uint32_t hits = 0;      ///< selected blocks that were resident
+  std::uint32_t flying = 0;    ///< selected blocks that an earlier recall still brings; the row waits for them too
   std::uint32_t stalled = 0;   ///< selected blocks for which no slot could be freed; 0 in a sound configuration
   std::uint32_t posted = 0;    ///< number of the recall whose counts stand above
   std::uint32_t landed = 0;    ///< number of the last recall whose blocks are all in their slots

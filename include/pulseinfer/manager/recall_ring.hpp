@@ -1,0 +1,138 @@
+#pragma once
+
+/// The recalls under way, each with a ticket, a plan and two events.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/view/recall_plan.hpp>
+#include <pulseinfer/view/row_list.hpp>
+#include <pulseinfer/view/ticket.hpp>
+
+namespace pulseinfer {
+
+/// One recall. `rows` are those that select; rows that need nothing are not in the plan.
+template <class B>
+struct recall {
+  std::uint32_t generation = 0;
+  std::uint32_t users = 0;        ///< rows that stand at this recall
+  bool active = false;            ///< given out; its events mean something
+  bool planned = false;           ///< the plan's event has been recorded
+  bool issued = false;            ///< copies have been enqueued and the landed event recorded
+  bool aborted = false;
+  status code = status::ok;
+  layer_id layer = none<layer_id>;
+  std::uint32_t row_count = 0;
+  row_id* rows = nullptr;                  // [max_rows], pinned
+  std::uint32_t* sequence = nullptr;       // [max_rows], pinned
+  std::uint32_t* row_begin = nullptr;      // [max_rows + 1], where the engine reads plans
+  recall_entry* entries = nullptr;         // [max_entries], where the engine reads plans
+  typename B::event_ref planned_event = {};
+  typename B::event_ref landed_event = {};
+};
+
+/// A ring sized at construction. A place is given out again once no row stands at it and its copies are complete.
+template <class B>
+class recall_ring {
+ public:
+  /// @throws configuration_error, resource_error
+  recall_ring(B& backend, std::uint32_t places, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where) :
+    backend_{&backend},
+    lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 2 * sizeof(std::uint32_t)},
+    plans_{backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
+           std::uint64_t{places} * (max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t))}
+  {
+    if (places == 0 || max_rows == 0) {
+      throw configuration_error{"recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) +
+                                " rows"};
+    }
+    std::uint64_t const plan_bytes =
+      max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t);
+    recalls_.resize(places);
+    for (std::uint32_t i = 0; i < places; ++i) {
+      recall<B>& r = recalls_[i];
+      r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 2;
+      r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 2 + max_rows;
+      r.entries = reinterpret_cast<recall_entry*>(plans_.data() + i * plan_bytes);
+      r.row_begin = reinterpret_cast<std::uint32_t*>(plans_.data() + i * plan_bytes + max_entries * sizeof(recall_entry));
+      r.planned_event = backend.create_event();
+      r.landed_event = backend.create_event();
+    }
+  }
+
+  recall_ring(recall_ring&&) = delete;
+
+  ~recall_ring()
+  {
+    for (recall<B> const& r : recalls_) {
+      backend_->destroy_event(r.planned_event);
+      backend_->destroy_event(r.landed_event);
+    }
+  }
+
+  /// A place for a new recall; waits for the oldest copies where all places fly.
+  /// @status busy: every place has a row standing at it; drain_timeout; device_lost
+  status acquire(ticket& given, nanoseconds deadline) noexcept
+  {
+    std::uint32_t const size = static_cast<std::uint32_t>(recalls_.size());
+    for (int pass = 0; pass < 2; ++pass) {
+      std::uint32_t oldest = size;
+      for (std::uint32_t i = 0; i < size; ++i) {
+        std::uint32_t const place = (next_ + i) % size;
+        recall<B>& r = recalls_[place];
+        if (r.users != 0) { continue; }
+        if (!r.active || copies_done(r)) {
+          r.active = true;
+          r.planned = r.issued = r.aborted = false;
+          r.code = status::ok;
+          r.row_count = 0;
+          ++r.generation;
+          next_ = (place + 1) % size;
+          given = {.index = place, .generation = r.generation};
+          return status::ok;
+        }
+        if (oldest == size) { oldest = place; }
+      }
+      if (oldest == size || pass == 1) { return status::busy; }
+      recall<B> const& r = recalls_[oldest];
+      typename B::event_ref const& event = r.issued ? r.landed_event : r.planned_event;
+      if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
+    }
+    return status::busy;
+  }
+
+  /// The recall of a ticket; nullptr where it is stale.
+  [[nodiscard]] recall<B>* find(ticket t) noexcept
+  {
+    if (t.index >= recalls_.size() || recalls_[t.index].generation != t.generation || !recalls_[t.index].active) {
+      return nullptr;
+    }
+    return &recalls_[t.index];
+  }
+
+  [[nodiscard]] recall<B>& operator[](std::uint32_t index) noexcept { return recalls_[index]; }
+  [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(recalls_.size()); }
+
+  /// Whether nothing of the recall is left on a stream.
+  [[nodiscard]] bool copies_done(recall<B> const& r) noexcept
+  {
+    if (!r.active) { return true; }
+    if (r.issued) { return backend_->done(r.landed_event) != event_state::pending; }
+    return !r.planned || backend_->done(r.planned_event) != event_state::pending;
+  }
+
+ private:
+  B* backend_;
+  slab<B> lists_;
+  slab<B> plans_;
+  std::vector<recall<B>> recalls_;
+  std::uint32_t next_ = 0;
+};
+
+}  // namespace pulseinfer
