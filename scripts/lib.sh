@@ -33,7 +33,6 @@ pulseinfer_python_needs=(
   "module ensurepip python3-venv"
 )
 pulseinfer_check_needs=(
-  "command git git"
   "command doxygen doxygen"
 )
 
@@ -83,8 +82,8 @@ pulseinfer_need()
     pulseinfer_say "Installing ${packages[*]}"
     local log=build/apt.log
     mkdir -p build
-    if ! { "${run_as[@]}" apt-get update &&
-      "${run_as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; } \
+    if ! { "${run_as[@]}" apt-get -o Acquire::Retries=3 update &&
+      "${run_as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y --no-install-recommends "${packages[@]}"; } \
       </dev/null >"$log" 2>&1; then
       tail -n 20 "$log" >&2
       pulseinfer_die "apt-get failed (all of its output: $log). With a network, run as root: $advice"
