@@ -2,9 +2,6 @@
 
 /// Writes a step's keys and values into the open blocks.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/widen.hpp>
@@ -15,6 +12,9 @@
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 
@@ -34,7 +34,7 @@ struct append_tokens {
   slot_pool_ref pool = {};
   block_layout layout = {};
   std::uint32_t head_groups = 1;
-  std::uint32_t most_tokens = 1;   ///< no row appends more; known to the host
+  std::uint32_t most_tokens = 1;  ///< no row appends more; known to the host
 
   [[nodiscard]] launch_shape shape() const
   {
@@ -74,12 +74,13 @@ struct append_tokens {
     for (std::uint32_t head = 0; head < layout.heads; ++head) {
       std::uint32_t const kv_head = head_group * layout.heads + head;
       plane_layout const& key = layout.key();
-      device::convert_row(group, keys.row(source, kv_head), keys.type, target + row_offset(key, head, place), key.type,
-                          key.dim);
+      device::convert_row(
+        group, keys.row(source, kv_head), keys.type, target + row_offset(key, head, place), key.type, key.dim);
       if (layout.value_is_key_prefix) { continue; }
       plane_layout const& value = layout.value();
-      device::convert_row(group, values.row(source, kv_head), values.type, target + row_offset(value, head, place),
-                          value.type, value.dim);
+      device::convert_row(
+        group, values.row(source, kv_head), values.type, target + row_offset(value, head, place), value.type,
+        value.dim);
     }
   }
 };

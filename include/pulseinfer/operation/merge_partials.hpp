@@ -2,9 +2,6 @@
 
 /// Joins the attention results of a visit's two parts.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/merge.hpp>
@@ -13,6 +10,9 @@
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 
@@ -58,9 +58,9 @@ struct merge_partials {
         device::visit_elements(other.type, [&](auto source) {
           using target_type = typename decltype(target)::type;
           auto* const values = reinterpret_cast<target_type*>(result.row(token, head));
-          device::merge(group, values,
-                        reinterpret_cast<typename decltype(source)::type const*>(other.row(token, head)), weights, values,
-                        result.dim);
+          device::merge(
+            group, values, reinterpret_cast<typename decltype(source)::type const*>(other.row(token, head)), weights,
+            values, result.dim);
         });
       });
       group.sync();  // every rank has read the old log-sum

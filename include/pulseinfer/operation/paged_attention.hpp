@@ -2,9 +2,6 @@
 
 /// Attention of a visit's rows over its table.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/attention.hpp>
@@ -12,6 +9,9 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 
@@ -24,17 +24,20 @@ struct paged_attention {
 
   block_table table = {};
   row_list rows = {};
-  tensor_view queries = {};        // [tokens, query_heads, key dim]
-  tensor_view out = {};            // [tokens, query_heads, value dim], written; 0 where nothing was attended
-  float* lse = nullptr;            // [tokens, query_heads], written unless null; natural logarithm, -inf where nothing was
-  float scale = 1.0F;              ///< of the scores, before the softmax; usually 1/sqrt(key dim)
+  tensor_view queries = {};  // [tokens, query_heads, key dim]
+  tensor_view out = {};      // [tokens, query_heads, value dim], written; 0 where nothing was attended
+  float* lse = nullptr;      // [tokens, query_heads], written unless null; natural logarithm, -inf where nothing was
+  float scale = 1.0F;        ///< of the scores, before the softmax; usually 1/sqrt(key dim)
   std::uint32_t most_queries = 1;  ///< no row appends more tokens in this step; known to the host
 
   [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t kv_heads() const
   {
     return table.head_groups * table.layout.heads;
   }
-  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t query_group() const { return queries.heads / kv_heads(); }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t query_group() const
+  {
+    return queries.heads / kv_heads();
+  }
   [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr device::attention_tile tile() const
   {
     return device::make_attention_tile(table.layout, most_queries * query_group());
@@ -58,8 +61,8 @@ struct paged_attention {
       for (std::uint32_t group = 0; group < table.head_groups; ++group) {
         std::uint64_t const tokens = table.tokens(lane_of(row, group, table.head_groups));
         result.device_bytes += tokens * token_bytes * table.layout.heads;
-        result.flops += 2U * tokens * asked * table.layout.heads * query_group() *
-                        (table.layout.key().dim + table.layout.value_dim);
+        result.flops +=
+          2U * tokens * asked * table.layout.heads * query_group() * (table.layout.key().dim + table.layout.value_dim);
       }
     }
     return result;
