@@ -1,0 +1,394 @@
+#pragma once
+
+/// Runs a program in virtual time: what it would take on a device and a link of given speeds, without either.
+
+#include <pulseinfer/backend/handle_table.hpp>
+#include <pulseinfer/backend/host_memory.hpp>
+#include <pulseinfer/backend/memory_ledger.hpp>
+#include <pulseinfer/backend/sim/compute_model.hpp>
+#include <pulseinfer/backend/sim/link_model.hpp>
+#include <pulseinfer/backend/sim/options.hpp>
+#include <pulseinfer/backend/task_queue.hpp>
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/types.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pulseinfer {
+
+/// Virtual time starts at 0 and moves only in wait_any, synchronize, advance, destroy_stream and when a queue is full: the host
+/// itself takes no time unless it says so by advance(). Both memory spaces are host memory.
+///
+/// A task starts when its stream comes to it and then holds what it needs: an operation on metadata nothing, one on data the
+/// device, one that moves link bytes or a copy between host and device its direction of the link (model: sim/link_model.hpp,
+/// sim/compute_model.hpp). Its cost is read when it starts, and what it does to memory happens when it ends. Operations on
+/// metadata always run; operations on data and copies only with `move_data`. Of streams that start at the same time the more
+/// urgent goes first, then the lower index; so the same calls give the same run.
+///
+/// Events and full queues are as in cpu_backend, but a full queue advances time until there is a place.
+/// @thread_safety none
+class sim_backend {
+  struct stream_tag;
+  struct event_tag;
+
+ public:
+  using stream_ref = handle_ref<stream_tag>;
+  using event_ref = handle_ref<event_tag>;
+
+  /// @throws configuration_error when a size is 0 or a rate is not positive
+  explicit sim_backend(sim_options options = {})
+    : options_{checked(options)},
+      ledger_{options.memory},
+      stream_handles_{options.max_streams},
+      event_handles_{options.max_events},
+      streams_(options.max_streams),
+      events_(options.max_events)
+  {}
+
+  sim_backend(sim_backend const&) = delete;
+  sim_backend& operator=(sim_backend const&) = delete;
+
+  /// Runs out all that is enqueued.
+  ~sim_backend() { static_cast<void>(synchronize()); }
+
+  // Streams -----------------------------------------------------------------------------------------------------------
+
+  /// @throws resource_error when max_streams are in use or there is no memory for the queue
+  [[nodiscard]] stream_ref create_stream(stream_priority priority = stream_priority::normal)
+  {
+    std::optional<stream_ref> const handle = stream_handles_.acquire();
+    if (!handle) { throw resource_error{"streams: all " + std::to_string(options_.max_streams) + " are in use"}; }
+    auto& place = streams_[handle->index];
+    if (!place) {
+      try {
+        place = std::make_unique<stream_state>(queue_sizes());  // stays: events may still hold its positions
+      } catch (...) {
+        stream_handles_.release(*handle);
+        throw;
+      }
+    }
+    place->priority = priority;
+    return *handle;
+  }
+
+  /// Runs out what the stream holds, then gives it back.
+  void destroy_stream(stream_ref stream) noexcept
+  {
+    if (synchronize(stream) != status::ok) { return; }
+    stream_handles_.release(stream);
+  }
+
+  /// @status invalid_argument, also for an operation whose item needs more than max_scratch_bytes; busy
+  template <operation Op>
+  status launch(stream_ref stream, Op const& op) noexcept
+  {
+    if (status const sound = detail::stored_operation::check(op, options_.max_scratch_bytes); sound != status::ok) {
+      return sound;
+    }
+    return enqueue(stream, detail::has_no_items(op), 0, [&](detail::task_queue& queue, std::uint64_t order) {
+      queue.push_operation(order, op);
+    });
+  }
+
+  /// @status invalid_argument; capacity_exceeded for more than max_copy_runs runs; busy
+  status copy(stream_ref stream, copy_list runs) noexcept
+  {
+    if (status const sound = detail::check_copy(runs, queue_sizes()); sound != status::ok) { return sound; }
+    return enqueue(
+      stream, detail::moves_nothing(runs), runs.count,
+      [&](detail::task_queue& queue, std::uint64_t order) { queue.push_copy(order, runs); });
+  }
+
+  /// Writes now() to `*time` when the stream comes to it. `time` must live until then.
+  status stamp(stream_ref stream, nanoseconds* time) noexcept
+  {
+    if (time == nullptr) { return status::invalid_argument; }
+    return enqueue(
+      stream, false, 0, [&](detail::task_queue& queue, std::uint64_t order) { queue.push_stamp(order, time); });
+  }
+
+  // Events ------------------------------------------------------------------------------------------------------------
+
+  /// @throws resource_error when max_events are in use
+  [[nodiscard]] event_ref create_event()
+  {
+    std::optional<event_ref> const handle = event_handles_.acquire();
+    if (!handle) { throw resource_error{"events: all " + std::to_string(options_.max_events) + " are in use"}; }
+    events_[handle->index] = {};
+    return *handle;
+  }
+
+  void destroy_event(event_ref event) noexcept { event_handles_.release(event); }
+
+  status record(stream_ref stream, event_ref event) noexcept
+  {
+    if (!stream_handles_.valid(stream) || !event_handles_.valid(event)) { return status::invalid_argument; }
+    events_[event.index] = {stream.index, streams_[stream.index]->queue.enqueued()};
+    return status::ok;
+  }
+
+  status wait(stream_ref stream, event_ref event) noexcept
+  {
+    if (!stream_handles_.valid(stream) || !event_handles_.valid(event)) { return status::invalid_argument; }
+    detail::stream_position const until = events_[event.index];
+    bool const reached_already = until.stream == stream.index || reached(until);
+    return enqueue(stream, reached_already, 0, [&](detail::task_queue& queue, std::uint64_t order) {
+      queue.push_wait(order, until);
+    });
+  }
+
+  [[nodiscard]] event_state done(event_ref event) noexcept
+  {
+    if (!event_handles_.valid(event)) { return event_state::failed; }
+    return reached(events_[event.index]) ? event_state::done : event_state::pending;
+  }
+
+  /// Advances time from one completion to the next until `done` of one of the events is not pending.
+  /// @param deadline in virtual time, or no_deadline
+  /// @status drain_timeout at the deadline; time stands there then   invalid_argument without events
+  status wait_any(std::span<event_ref const> events, nanoseconds deadline) noexcept
+  {
+    if (events.empty()) { return status::invalid_argument; }
+    return advance_until(deadline, [&] {
+      for (event_ref const event : events) {
+        if (done(event) != event_state::pending) { return true; }
+      }
+      return false;
+    });
+  }
+
+  // Memory ------------------------------------------------------------------------------------------------------------
+
+  /// @return 256-byte aligned, contents undefined; nullptr for 0 bytes   @throws resource_error with the numbers
+  [[nodiscard]] void* allocate(memory_space space, std::size_t bytes)
+  {
+    return detail::allocate_host_memory(ledger_, space, bytes);
+  }
+
+  void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
+  {
+    detail::deallocate_host_memory(ledger_, space, pointer, bytes);
+  }
+
+  [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
+  [[nodiscard]] std::uint64_t device_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::device); }
+  [[nodiscard]] std::uint64_t pinned_bytes() const noexcept { return ledger_.used_bytes(memory_space::pinned); }
+  [[nodiscard]] std::uint64_t pinned_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::pinned); }
+
+  // Time --------------------------------------------------------------------------------------------------------------
+
+  [[nodiscard]] nanoseconds now() const noexcept { return now_; }
+
+  /// The host spends `time`; what ends meanwhile ends in its order.
+  void advance(nanoseconds time) noexcept
+  {
+    static_cast<void>(advance_until(now_ + time, [] { return false; }));
+  }
+
+  [[nodiscard]] link_model const& link() const noexcept { return link_; }
+  [[nodiscard]] compute_model const& compute() const noexcept { return compute_; }
+
+  // Set-up and tests --------------------------------------------------------------------------------------------------
+
+  status synchronize(stream_ref stream) noexcept
+  {
+    if (!stream_handles_.valid(stream)) { return status::invalid_argument; }
+    return advance_until(no_deadline, [&] { return streams_[stream.index]->queue.empty(); });
+  }
+
+  status synchronize() noexcept
+  {
+    return advance_until(no_deadline, [&] {
+      for (auto const& stream : streams_) {
+        if (stream && !stream->queue.empty()) { return false; }
+      }
+      return true;
+    });
+  }
+
+  [[nodiscard]] sim_options const& options() const noexcept { return options_; }
+  [[nodiscard]] std::uint32_t live_streams() const noexcept { return stream_handles_.live(); }
+  [[nodiscard]] std::uint32_t live_events() const noexcept { return event_handles_.live(); }
+
+ private:
+  struct stream_state {
+    explicit stream_state(detail::queue_sizes sizes) : queue{sizes} {}
+
+    detail::task_queue queue;
+    stream_priority priority = stream_priority::normal;
+    bool running = false;  // its front task has started
+    nanoseconds end{0};    // when running
+  };
+
+  [[nodiscard]] static sim_options const& checked(sim_options const& options)
+  {
+    auto const positive = [](auto value, char const* what) {
+      if (!(value > 0)) {
+        throw configuration_error{std::string{"sim_options: "} + what + " is " + std::to_string(value)};
+      }
+    };
+    positive(options.max_streams, "max_streams");
+    positive(options.max_events, "max_events");
+    positive(options.queue_depth, "queue_depth");
+    positive(options.max_copy_runs, "max_copy_runs");
+    positive(options.copies.to_device_bytes_per_s, "copies.to_device_bytes_per_s");
+    positive(options.copies.to_host_bytes_per_s, "copies.to_host_bytes_per_s");
+    positive(options.kernels.to_device_bytes_per_s, "kernels.to_device_bytes_per_s");
+    positive(options.kernels.to_host_bytes_per_s, "kernels.to_host_bytes_per_s");
+    positive(options.compute.device_bytes_per_s, "compute.device_bytes_per_s");
+    positive(options.compute.flops_per_s, "compute.flops_per_s");
+    return options;
+  }
+
+  [[nodiscard]] detail::queue_sizes queue_sizes() const noexcept
+  {
+    return {options_.queue_depth, options_.max_copy_runs, options_.max_scratch_bytes};
+  }
+
+  [[nodiscard]] bool reached(detail::stream_position position) const noexcept
+  {
+    return position.completed == 0 || streams_[position.stream]->queue.completed() >= position.completed;
+  }
+
+  template <class Push>
+  status enqueue(stream_ref stream, bool nothing, std::uint32_t copy_runs, Push push) noexcept
+  {
+    if (!stream_handles_.valid(stream)) { return status::invalid_argument; }
+    if (nothing) { return status::ok; }
+    detail::task_queue& queue = streams_[stream.index]->queue;
+    if (advance_until(no_deadline, [&] { return queue.has_place(copy_runs); }) != status::ok) { return status::busy; }
+    push(queue, next_order_++);
+    settle();
+    return status::ok;
+  }
+
+  /// From completion to completion until `ready()`.
+  template <class Ready>
+  status advance_until(nanoseconds deadline, Ready ready) noexcept
+  {
+    settle();
+    while (!ready()) {
+      stream_state const* const next = next_to_end();
+      if (next == nullptr || next->end > deadline) {
+        if (deadline != no_deadline && deadline > now_) { now_ = deadline; }
+        return status::drain_timeout;
+      }
+      if (next->end > now_) { now_ = next->end; }
+      settle();
+    }
+    return status::ok;
+  }
+
+  /// Starts and ends what can start and end at now().
+  void settle() noexcept
+  {
+    if (settling_) { return; }  // a task that enqueues: the loop below goes on until nothing changes
+    settling_ = true;
+    bool changed = true;
+    while (changed) {
+      changed = false;
+      for (stream_priority const priority : {stream_priority::high, stream_priority::normal, stream_priority::low}) {
+        for (auto const& stream : streams_) {
+          if (stream && stream->priority == priority) { changed = start_front(*stream) || changed; }
+        }
+      }
+      for (stream_state* next = next_to_end(); next != nullptr && next->end <= now_; next = next_to_end()) {
+        end_front(*next);
+        changed = true;
+      }
+    }
+    settling_ = false;
+  }
+
+  [[nodiscard]] stream_state* next_to_end() noexcept
+  {
+    stream_state* next = nullptr;
+    for (auto const& stream : streams_) {
+      if (stream && stream->running && (next == nullptr || stream->end < next->end)) { next = stream.get(); }
+    }
+    return next;
+  }
+
+  /// @return false when the stream's front has started before or can't start
+  bool start_front(stream_state& stream) noexcept
+  {
+    if (stream.running || stream.queue.empty()) { return false; }
+    detail::task const& front = stream.queue.front();
+    switch (front.kind) {
+      case detail::task_kind::wait:
+        if (!reached(front.until)) { return false; }
+        stream.queue.pop();
+        return true;
+      case detail::task_kind::stamp:
+        *front.time = now_;
+        stream.queue.pop();
+        return true;
+      case detail::task_kind::operation: stream.end = end_of(front.operation); break;
+      case detail::task_kind::copy: stream.end = end_of_copy(stream.queue, front); break;
+    }
+    stream.running = true;
+    return true;
+  }
+
+  void end_front(stream_state& stream) noexcept
+  {
+    stream.running = false;
+    detail::task const& front = stream.queue.front();
+    if (front.kind == detail::task_kind::operation) {
+      if (options_.move_data || front.operation.kind() == operation_kind::metadata) {
+        front.operation.run(stream.queue.scratch());
+      }
+    } else if (options_.move_data) {
+      stream.queue.move_bytes(front);
+    }
+    stream.queue.pop();
+  }
+
+  [[nodiscard]] nanoseconds end_of(detail::stored_operation const& op) noexcept
+  {
+    operation_cost const cost = op.cost();
+    nanoseconds const computing = options_.compute.duration(cost);
+    if (cost.link_bytes > 0) {
+      nanoseconds const moving = options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host);
+      return link_.reserve(now_, cost.to_host, std::max(moving, computing));
+    }
+    return op.kind() == operation_kind::metadata ? now_ + computing : compute_.reserve(now_, computing);
+  }
+
+  [[nodiscard]] nanoseconds end_of_copy(detail::task_queue const& queue, detail::task const& copy) noexcept
+  {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < copy.runs; ++i) { bytes += queue.run_of(copy, i).bytes; }
+    if (copy.direction == copy_direction::device_to_device) {
+      return now_ + options_.copies.per_operation + options_.copies.per_run * copy.runs +
+        options_.compute.duration({.device_bytes = 2 * bytes}) - options_.compute.per_launch;
+    }
+    bool const to_host = copy.direction == copy_direction::device_to_host;
+    return link_.reserve(now_, to_host, options_.copies.duration(copy.runs, bytes, to_host));
+  }
+
+  sim_options options_;
+  nanoseconds now_{0};
+  memory_ledger ledger_;
+  link_model link_;
+  compute_model compute_;
+  std::uint64_t next_order_ = 0;
+  bool settling_ = false;
+  handle_table<stream_tag> stream_handles_;
+  handle_table<event_tag> event_handles_;
+  std::vector<std::unique_ptr<stream_state>> streams_;  // [max_streams], made when first asked for
+  std::vector<detail::stream_position> events_;         // [max_events] where each was recorded
+};
+
+static_assert(backend<sim_backend>);
+
+}  // namespace pulseinfer
