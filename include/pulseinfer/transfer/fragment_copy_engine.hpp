@@ -1,0 +1,131 @@
+#pragma once
+
+/// Baseline: one copy for each head of each block, planned on the host.
+
+#include <pulseinfer/concepts/archetypes.hpp>
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/transfer_engine.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/transfer/block_fragments.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/view/copy_list.hpp>
+#include <pulseinfer/view/recall_plan.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pulseinfer {
+
+/// What systems do that select by head and drive the copy engine: the host waits for the plan and copies each fragment (a KV
+/// head's keys, its values) of each block by itself. The measure for gather_scatter_engine. Not for captured streams.
+struct fragment_copy_engine {
+  static constexpr plan_place plans_on = plan_place::host;
+
+  std::uint32_t fragments_per_copy =
+    1;  ///< fragments of one call to the copy engine: 1 is a copy call each, more is a batch
+  std::uint32_t rows_per_landing = 1;  ///< rows that are posted as landed together; 0: all rows of the plan
+
+  template <class B>
+  class bound {
+   public:
+    bound(B& backend, transfer_limits const& limits, fragment_copy_engine const& options)
+      : backend_{&backend},
+        rows_per_landing_{options.rows_per_landing},
+        max_rows_{limits.max_rows},
+        fragments_{block_fragments(limits.layout)},
+        batch_(options.fragments_per_copy)
+    {}
+
+    /// Copies and posts the plan's rows in their order. The plan is complete and readable when this is called.
+    /// @status ok: every row will be posted, as landed, or as failed where one of its copies was refused. Else
+    ///         invalid_argument for more rows than the limits name (nothing enqueued), or the backend's refusal of a posting:
+    ///         the rows from there on are still in flight, and the caller fails them with land_rows or ends
+    status recall_async(typename B::stream_ref stream, recall_plan_ref const& plan, landed_ref landed) noexcept
+    {
+      std::uint32_t const rows = plan.rows.count;
+      if (rows > max_rows_) { return status::invalid_argument; }
+      std::uint32_t const most = rows_per_landing_ == 0 ? rows : rows_per_landing_;
+      land_rows next{.plan = plan, .landed = landed};
+      for (std::uint32_t place = 0; place < rows; ++place) {
+        landing const how = copy_row(stream, plan, place) == status::ok ? landing::landed : landing::failed;
+        bool const joins = next.row_count > 0 && next.row_count < most && next.how == how;
+        if (!joins) {
+          if (status const result = backend_->launch(stream, next); result != status::ok) { return result; }
+          next.first_row = place;
+          next.row_count = 0;
+          next.how = how;
+        }
+        ++next.row_count;
+      }
+      return next.row_count == 0 ? status::ok : backend_->launch(stream, next);
+    }
+
+    /// Copies the runs as they are.
+    /// @status the backend's first refusal; earlier runs are enqueued then, so that all targets count as undefined
+    status move_async(typename B::stream_ref stream, copy_list list) noexcept
+    {
+      std::size_t held = 0;
+      status result = status::ok;
+      for (std::uint32_t i = 0; i < list.count && result == status::ok; ++i) {
+        result = add(stream, list.runs[i], list.direction, held);
+      }
+      return result == status::ok ? flush(stream, list.direction, held) : result;
+    }
+
+   private:
+    status copy_row(typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t place) noexcept
+    {
+      constexpr copy_direction direction = copy_direction::host_to_device;
+      std::size_t held = 0;
+      for (std::uint32_t i = plan.row_begin[place]; i < plan.row_begin[place + 1]; ++i) {
+        recall_entry const& entry = plan.entries[i];
+        std::uint32_t const group = static_cast<std::uint32_t>(to_index(entry.lane) % plan.head_groups);
+        std::byte const* const source = plan.host.address(plan.layer, group, entry.source);
+        std::byte* const target = plan.pool.address(plan.layer, entry.target);
+        for (block_fragment const& fragment : fragments_) {
+          copy_run const run{
+            .target = target + fragment.offset, .source = source + fragment.offset, .bytes = fragment.bytes};
+          if (status const result = add(stream, run, direction, held); result != status::ok) { return result; }
+        }
+      }
+      return flush(stream, direction, held);
+    }
+
+    status add(typename B::stream_ref stream, copy_run const& run, copy_direction direction, std::size_t& held) noexcept
+    {
+      if (run.bytes == 0) { return status::ok; }
+      batch_[held++] = run;
+      return held == batch_.size() ? flush(stream, direction, held) : status::ok;
+    }
+
+    status flush(typename B::stream_ref stream, copy_direction direction, std::size_t& held) noexcept
+    {
+      if (held == 0) { return status::ok; }
+      copy_list const list{.runs = batch_.data(), .count = static_cast<std::uint32_t>(held), .direction = direction};
+      held = 0;
+      return backend_->copy(stream, list);
+    }
+
+    B* backend_;
+    std::uint32_t rows_per_landing_;
+    std::uint32_t max_rows_;
+    std::vector<block_fragment> fragments_;
+    std::vector<copy_run> batch_;  // [fragments_per_copy]
+  };
+
+  /// @throws configuration_error for a batch of 0 fragments
+  template <class B>
+  [[nodiscard]] bound<B> bind(B& backend, transfer_limits const& limits) const
+  {
+    if (fragments_per_copy == 0) { throw configuration_error{"fragment_copy_engine with 0 fragments per copy"}; }
+    return bound<B>{backend, limits, *this};
+  }
+};
+
+static_assert(transfer_engine_for<fragment_copy_engine, archetype::backend>);
+
+}  // namespace pulseinfer

@@ -1,0 +1,117 @@
+#pragma once
+
+/// Moves the scattered blocks of all rows as one operation that reads the plan on the device.
+
+#include <pulseinfer/concepts/archetypes.hpp>
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/transfer_engine.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/transfer/run_merge.hpp>
+#include <pulseinfer/view/copy_list.hpp>
+#include <pulseinfer/view/recall_plan.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pulseinfer {
+
+/// The host neither waits for a recall's plan nor knows it: recalls are two launches, bulk moves go to the copy engine in
+/// calls of merged runs. Any layout and alignment.
+struct gather_scatter_engine {
+  static constexpr plan_place plans_on = plan_place::device;
+
+  std::uint32_t groups = 8;            ///< thread groups of a gather; see operation/gather_blocks.hpp
+  std::uint32_t rows_per_landing = 1;  ///< rows gathered and then posted as landed together; 0: all of the plan
+  std::uint32_t runs_per_copy = 64;    ///< runs of one call to the copy engine; long calls hide less of their cost
+
+  template <class B>
+  class bound {
+   public:
+    bound(B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
+      : backend_{&backend},
+        groups_{options.groups},
+        rows_per_landing_{options.rows_per_landing},
+        max_rows_{limits.max_rows},
+        merged_(options.runs_per_copy)
+    {}
+
+    /// Gathers and posts the plan's rows in their order.
+    /// @stream enqueues on `stream`; the plan's arrays must live until the work has run
+    /// @status ok: every row will be posted, as landed, or as failed where its launch was refused. Else invalid_argument for
+    ///         more rows than the limits name (nothing enqueued), or the backend's refusal of both the rows' gather and
+    ///         their failing: the rows that are then not posted are still in flight, and the caller fails them with land_rows
+    ///         or ends
+    status recall_async(typename B::stream_ref stream, recall_plan_ref const& plan, landed_ref landed) noexcept
+    {
+      std::uint32_t const rows = plan.rows.count;
+      if (rows > max_rows_) { return status::invalid_argument; }
+      std::uint32_t const most = rows_per_landing_ == 0 ? rows : rows_per_landing_;
+      for (std::uint32_t first = 0; first < rows;) {
+        std::uint32_t const count = std::min(most, rows - first);
+        status result = status::ok;
+        if (plan.capacity > 0) {
+          result = backend_->launch(
+            stream, gather_blocks{.plan = plan, .first_row = first, .row_count = count, .groups = groups_});
+        }
+        if (result == status::ok) {
+          result =
+            backend_->launch(stream, land_rows{.plan = plan, .landed = landed, .first_row = first, .row_count = count});
+        }
+        if (result != status::ok) {
+          status const failed = backend_->launch(
+            stream,
+            land_rows{
+              .plan = plan, .landed = landed, .first_row = first, .row_count = rows - first, .how = landing::failed});
+          return failed == status::ok ? status::ok : result;
+        }
+        first += count;
+      }
+      return status::ok;
+    }
+
+    /// Copies the runs, neighbours merged.
+    /// @status the backend's first refusal; runs of earlier calls are enqueued then, so that all targets count as undefined
+    status move_async(typename B::stream_ref stream, copy_list list) noexcept
+    {
+      std::span<copy_run const> runs{list.runs, list.count};
+      while (!runs.empty()) {
+        merge_result const done = merge_runs(runs, merged_);
+        runs = runs.subspan(done.taken);
+        if (done.written == 0) { break; }
+        status const result = backend_->copy(
+          stream,
+          {.runs = merged_.data(), .count = static_cast<std::uint32_t>(done.written), .direction = list.direction});
+        if (result != status::ok) { return result; }
+      }
+      return status::ok;
+    }
+
+   private:
+    B* backend_;
+    std::uint32_t groups_;
+    std::uint32_t rows_per_landing_;
+    std::uint32_t max_rows_;
+    std::vector<copy_run> merged_;  // [runs_per_copy]
+  };
+
+  /// @throws configuration_error for options that are 0
+  template <class B>
+  [[nodiscard]] bound<B> bind(B& backend, transfer_limits const& limits) const
+  {
+    if (groups == 0 || runs_per_copy == 0) {
+      throw configuration_error{
+        "gather_scatter_engine of " + std::to_string(groups) + " groups and " + std::to_string(runs_per_copy) +
+        " runs per copy; both need at least 1"};
+    }
+    return bound<B>{backend, limits, *this};
+  }
+};
+
+static_assert(transfer_engine_for<gather_scatter_engine, archetype::backend>);
+
+}  // namespace pulseinfer
