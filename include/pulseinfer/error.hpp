@@ -9,7 +9,7 @@
 namespace pulseinfer {
 
 /// Result of a call on the step path. No call that returns it throws or allocates.
-enum class [[nodiscard]] status : std::uint8_t {
+enum class [[nodiscard]] status : std::uint8_t{
   ok,
   busy,                 ///< A bounded resource (ring, lease, flight) is taken for now; the call changed nothing.
   capacity_exceeded,    ///< The request can never fit the configured sizes.
@@ -50,9 +50,9 @@ enum class [[nodiscard]] status : std::uint8_t {
 /// Base of every exception the library throws. The text begins with the status' name and carries the numbers.
 class error : public std::runtime_error {
  public:
-  error(status code, std::string const& text) : std::runtime_error{std::string{name_of(code)} + ": " + text}, code_{code}
-  {
-  }
+  error(status code, std::string const& text)
+    : std::runtime_error{std::string{name_of(code)} + ": " + text}, code_{code}
+  {}
 
   [[nodiscard]] status code() const noexcept { return code_; }
 

@@ -3,9 +3,9 @@
 /// The element types of a KV cache, bit-compatible with CUDA's __half, __nv_bfloat16 and __nv_fp8_e4m3.
 /// Conversions to a narrower type round to nearest, ties to even; fp8_e4m3 saturates to +-448 as CUDA's default does.
 
-#include <cstdint>
-
 #include <pulseinfer/config.hpp>
+
+#include <cstdint>
 
 namespace pulseinfer {
 

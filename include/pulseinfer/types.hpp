@@ -2,13 +2,13 @@
 
 /// Strong ids and byte arithmetic. A block id where a slot id is wanted does not compile.
 
+#include <pulseinfer/config.hpp>
+
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/config.hpp>
 
 namespace pulseinfer {
 
@@ -22,7 +22,7 @@ enum class host_block_id : std::int32_t {};  ///< A block's place in the pinned 
 
 template <class T>
 concept strong_id = std::is_enum_v<T> && !std::convertible_to<T, std::underlying_type_t<T>> &&
-                    std::is_signed_v<std::underlying_type_t<T>>;
+  std::is_signed_v<std::underlying_type_t<T>>;
 
 /// The absent id, -1.
 template <strong_id Id>
@@ -48,7 +48,8 @@ template <strong_id Id>
   return to_number(id) < 0;
 }
 
-[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr lane_id lane_of(row_id row, std::uint32_t group, std::uint32_t head_groups)
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr lane_id lane_of(
+  row_id row, std::uint32_t group, std::uint32_t head_groups)
 {
   return static_cast<lane_id>(to_index(row) * head_groups + group);
 }

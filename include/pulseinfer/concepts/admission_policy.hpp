@@ -2,20 +2,28 @@
 
 /// Decides between steps how much runs. Meanings: docs/concepts.md#admission-policy.
 
-#include <concepts>
-
 #include <pulseinfer/view/step_sample.hpp>
+
+#include <concepts>
 
 namespace pulseinfer {
 
 template <class A>
-concept admission_observes = requires(A& self, step_sample const& sample) {
-  { self.observe(sample) } noexcept;
+concept admission_observes = requires(A& self, step_sample const& sample)
+{
+  {
+    self.observe(sample)
+  }
+  noexcept;
 };
 
 template <class A>
-concept admission_decides = requires(A& self, demand const& request, capacity const& free) {
-  { self.admit(request, free) } noexcept -> std::same_as<admission>;
+concept admission_decides = requires(A& self, demand const& request, capacity const& free)
+{
+  {
+    self.admit(request, free)
+  }
+  noexcept->std::same_as<admission>;
 };
 
 template <class A>

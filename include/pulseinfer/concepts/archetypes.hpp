@@ -3,16 +3,16 @@
 /// The poorest models that still conform. Proof lines under policies use them, and tests instantiate bodies with them, so
 /// that a policy asks for no more than its contract names.
 
-#include <cstddef>
-#include <new>
-#include <span>
-
 #include <pulseinfer/concepts/admission_policy.hpp>
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/concepts/layer_scheduler.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/concepts/transfer_engine.hpp>
+
+#include <cstddef>
+#include <new>
+#include <span>
 
 namespace pulseinfer::archetype {
 
@@ -35,8 +35,14 @@ struct backend {
   status wait(stream_ref, event_ref) noexcept { return status::ok; }
   [[nodiscard]] event_state done(event_ref) noexcept { return event_state::done; }
   status wait_any(std::span<event_ref const>, nanoseconds) noexcept { return status::ok; }
-  [[nodiscard]] void* allocate(memory_space, std::size_t bytes) { return ::operator new(bytes, std::align_val_t{256}); }
-  void deallocate(memory_space, void* pointer, std::size_t) noexcept { ::operator delete(pointer, std::align_val_t{256}); }
+  [[nodiscard]] void* allocate(memory_space, std::size_t bytes)
+  {
+    return ::operator new (bytes, std::align_val_t{256});
+  }
+  void deallocate(memory_space, void* pointer, std::size_t) noexcept
+  {
+    ::operator delete (pointer, std::align_val_t{256});
+  }
   [[nodiscard]] nanoseconds now() const noexcept { return nanoseconds{0}; }
 };
 
@@ -85,7 +91,10 @@ static_assert(pulseinfer::replacement<replacement>);
 struct layer_scheduler {
   static constexpr bool hits_first = false;
   static constexpr bool reads_mailbox = true;
-  decision decide(std::span<scheduler_row const>, link_state const&, nanoseconds, std::span<row_id>) noexcept { return {}; }
+  decision decide(std::span<scheduler_row const>, link_state const&, nanoseconds, std::span<row_id>) noexcept
+  {
+    return {};
+  }
 };
 
 static_assert(pulseinfer::layer_scheduler<layer_scheduler>);

@@ -2,10 +2,10 @@
 
 /// Words that host and device share: written last with release order, read first with acquire order.
 
+#include <pulseinfer/config.hpp>
+
 #include <atomic>
 #include <cstdint>
-
-#include <pulseinfer/config.hpp>
 
 namespace pulseinfer::device {
 
@@ -28,6 +28,26 @@ PULSEINFER_HOST_DEVICE inline void store_release(std::uint32_t* word, std::uint3
   return value;
 #else
   return std::atomic_ref<std::uint32_t>{*const_cast<std::uint32_t*>(word)}.load(std::memory_order_acquire);
+#endif
+}
+
+/// Adds to a counter that one thread at a time writes and others may read at any time.
+PULSEINFER_HOST_DEVICE inline void add_relaxed(std::uint64_t* counter, std::uint64_t amount)
+{
+#if defined(__CUDA_ARCH__)
+  *static_cast<std::uint64_t volatile*>(counter) = *static_cast<std::uint64_t volatile*>(counter) + amount;
+#else
+  std::atomic_ref<std::uint64_t> const shared{*counter};
+  shared.store(shared.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+#endif
+}
+
+[[nodiscard]] PULSEINFER_HOST_DEVICE inline std::uint64_t load_relaxed(std::uint64_t const* counter)
+{
+#if defined(__CUDA_ARCH__)
+  return *static_cast<std::uint64_t const volatile*>(counter);
+#else
+  return std::atomic_ref<std::uint64_t>{*const_cast<std::uint64_t*>(counter)}.load(std::memory_order_relaxed);
 #endif
 }
 

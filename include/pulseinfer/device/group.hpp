@@ -2,10 +2,10 @@
 
 /// Thread groups of our own: five lines each, where cooperative groups' header would triple a file's compile time.
 
-#include <cstdint>
-
 #include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/config.hpp>
+
+#include <cstdint>
 
 namespace pulseinfer::device {
 

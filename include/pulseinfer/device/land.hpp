@@ -2,20 +2,20 @@
 
 /// The end of a recall, row by row: slots become clean and the host is told.
 
-#include <cstdint>
-
 #include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/atomic.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
+
+#include <cstdint>
 
 namespace pulseinfer::device {
 
 /// Marks the blocks of the plan's row `place` as arrived and posts the row as landed.
 /// @param place index into plan.rows   @sync one before the post; the copies of the row must be visible before the call
 template <thread_group Group>
-PULSEINFER_HOST_DEVICE void land_row(Group const& group, recall_plan_ref const& plan, landed_ref const& landed,
-                                     std::uint32_t place)
+PULSEINFER_HOST_DEVICE void land_row(
+  Group const& group, recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
 {
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];
@@ -30,8 +30,8 @@ PULSEINFER_HOST_DEVICE void land_row(Group const& group, recall_plan_ref const& 
 
 /// Gives the slots of the plan's row `place` back and posts the row as failed: its blocks are misses again.
 template <thread_group Group>
-PULSEINFER_HOST_DEVICE void fail_row(Group const& group, recall_plan_ref const& plan, landed_ref const& landed,
-                                     std::uint32_t place)
+PULSEINFER_HOST_DEVICE void fail_row(
+  Group const& group, recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
 {
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];

@@ -2,10 +2,10 @@
 
 /// Reductions over a thread group with a fixed order, so that the same inputs give the same bits at any time.
 
-#include <cstdint>
-
 #include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/config.hpp>
+
+#include <cstdint>
 
 namespace pulseinfer::device {
 
@@ -33,12 +33,18 @@ template <thread_group Group, class T, class Combine>
 
 struct plus {
   template <class T>
-  PULSEINFER_HOST_DEVICE constexpr T operator()(T a, T b) const { return a + b; }
+  PULSEINFER_HOST_DEVICE constexpr T operator()(T a, T b) const
+  {
+    return a + b;
+  }
 };
 
 struct maximum {
   template <class T>
-  PULSEINFER_HOST_DEVICE constexpr T operator()(T a, T b) const { return b > a ? b : a; }
+  PULSEINFER_HOST_DEVICE constexpr T operator()(T a, T b) const
+  {
+    return b > a ? b : a;
+  }
 };
 
 }  // namespace pulseinfer::device

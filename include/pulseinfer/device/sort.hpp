@@ -2,9 +2,9 @@
 
 /// Small sorts in place by one thread, for lists of a few hundred words.
 
-#include <cstdint>
-
 #include <pulseinfer/config.hpp>
+
+#include <cstdint>
 
 namespace pulseinfer::device {
 

@@ -2,16 +2,16 @@
 
 /// The shape of a model's KV cache, and how it is cut into blocks.
 
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/layout/plane.hpp>
 #include <pulseinfer/numeric.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
 
 namespace pulseinfer {
 
@@ -36,10 +36,10 @@ struct kv_geometry {
   std::uint32_t layers = 0;
   std::uint32_t query_heads = 0;
   std::uint32_t kv_heads = 0;
-  std::uint32_t head_dim = 0;      ///< elements of a key row
-  std::uint32_t value_dim = 0;     ///< elements of a value row; 0 means head_dim
+  std::uint32_t head_dim = 0;   ///< elements of a key row
+  std::uint32_t value_dim = 0;  ///< elements of a value row; 0 means head_dim
   std::uint32_t block_tokens = 16;
-  std::uint32_t head_groups = 1;   ///< selections per layer: 1 shared by all KV heads, kv_heads headwise, or between
+  std::uint32_t head_groups = 1;  ///< selections per layer: 1 shared by all KV heads, kv_heads headwise, or between
   dtype key_type = dtype::float16;
   dtype value_type = dtype::float16;
   token_order order = token_order::hnd;
@@ -56,7 +56,9 @@ struct kv_geometry {
   [[nodiscard]] layer_group group_of(layer_id layer) const
   {
     for (layer_group const& group : layer_groups) {
-      if (to_index(layer) >= group.first && to_index(layer) < std::uint64_t{group.first} + group.count) { return group; }
+      if (to_index(layer) >= group.first && to_index(layer) < std::uint64_t{group.first} + group.count) {
+        return group;
+      }
     }
     return layer_group{.first = 0, .count = layers};
   }
@@ -78,27 +80,30 @@ inline void validate(kv_geometry const& geometry)
   positive(geometry.head_groups, "head_groups");
   positive(geometry.row_alignment, "row_alignment");
   if (geometry.query_heads % geometry.kv_heads != 0) {
-    throw configuration_error{number(geometry.query_heads) + " query heads are not a multiple of " +
-                              number(geometry.kv_heads) + " KV heads"};
+    throw configuration_error{
+      number(geometry.query_heads) + " query heads are not a multiple of " + number(geometry.kv_heads) + " KV heads"};
   }
   if (geometry.kv_heads % geometry.head_groups != 0) {
-    throw configuration_error{number(geometry.kv_heads) + " KV heads cannot be cut into " +
-                              number(geometry.head_groups) + " equal head groups"};
+    throw configuration_error{
+      number(geometry.kv_heads) + " KV heads cannot be cut into " + number(geometry.head_groups) +
+      " equal head groups"};
   }
   if (geometry.key_type == dtype::bytes || geometry.value_type == dtype::bytes) {
     throw configuration_error{"keys and values need an element type; opaque bytes go into extra planes"};
   }
   if (geometry.value_is_key_prefix && geometry.value_elements() > geometry.head_dim) {
-    throw configuration_error{"value row of " + number(geometry.value_elements()) +
-                              " elements is no prefix of a key row of " + number(geometry.head_dim)};
+    throw configuration_error{
+      "value row of " + number(geometry.value_elements()) + " elements is no prefix of a key row of " +
+      number(geometry.head_dim)};
   }
   if (geometry.value_is_key_prefix && geometry.key_type != geometry.value_type) {
-    throw configuration_error{std::string{"value rows that lie in key rows have their type, "} +
-                              name_of(geometry.key_type) + ", not " + name_of(geometry.value_type)};
+    throw configuration_error{
+      std::string{"value rows that lie in key rows have their type, "} + name_of(geometry.key_type) + ", not " +
+      name_of(geometry.value_type)};
   }
   if (geometry.extra_planes.size() + 2 > block_layout::max_planes) {
-    throw configuration_error{number(geometry.extra_planes.size()) + " extra planes, at most " +
-                              number(block_layout::max_planes - 2) + " fit"};
+    throw configuration_error{
+      number(geometry.extra_planes.size()) + " extra planes, at most " + number(block_layout::max_planes - 2) + " fit"};
   }
   for (extra_plane const& plane : geometry.extra_planes) {
     if (plane.bytes_per_token == 0 && plane.bytes_per_block == 0) {
@@ -108,8 +113,9 @@ inline void validate(kv_geometry const& geometry)
   std::uint64_t next = 0;
   for (layer_group const& group : geometry.layer_groups) {
     if (group.first != next || group.count == 0) {
-      throw configuration_error{"layer groups must follow one another: group at layer " + number(group.first) + " of " +
-                                number(group.count) + " layers where layer " + number(next) + " comes next"};
+      throw configuration_error{
+        "layer groups must follow one another: group at layer " + number(group.first) + " of " + number(group.count) +
+        " layers where layer " + number(next) + " comes next"};
     }
     if (group.kind == layer_kind::windowed && group.window_tokens == 0) {
       throw configuration_error{"windowed layer group at layer " + number(group.first) + " has a window of 0 tokens"};
@@ -168,7 +174,8 @@ inline void validate(kv_geometry const& geometry)
 }
 
 /// Byte offset of block `block` in an array of blocks `block_bytes` apart.
-[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint64_t block_offset(std::uint64_t block, std::uint64_t block_bytes)
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint64_t block_offset(
+  std::uint64_t block, std::uint64_t block_bytes)
 {
   return block * block_bytes;
 }
@@ -180,7 +187,8 @@ inline void validate(kv_geometry const& geometry)
 }
 
 /// The most blocks that a window of `window_tokens` tokens can touch, wherever it begins.
-[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint64_t window_blocks(std::uint64_t window_tokens, std::uint32_t block_tokens)
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint64_t window_blocks(
+  std::uint64_t window_tokens, std::uint32_t block_tokens)
 {
   return window_tokens == 0 ? 0 : (window_tokens + block_tokens - 2) / block_tokens + 1;
 }
@@ -190,12 +198,13 @@ inline void validate(kv_geometry const& geometry)
 inline void validate_extent(std::uint64_t count, std::uint64_t block_bytes)
 {
   if (count > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max())) {
-    throw configuration_error{std::to_string(count) + " blocks exceed the " +
-                              std::to_string(std::numeric_limits<std::int32_t>::max()) + " that a 32-bit id numbers"};
+    throw configuration_error{
+      std::to_string(count) + " blocks exceed the " + std::to_string(std::numeric_limits<std::int32_t>::max()) +
+      " that a 32-bit id numbers"};
   }
   if (block_bytes != 0 && count > std::numeric_limits<std::uint64_t>::max() / block_bytes) {
-    throw configuration_error{"overflow: " + std::to_string(count) + " blocks x " + std::to_string(block_bytes) +
-                              " B does not fit 64 bits"};
+    throw configuration_error{
+      "overflow: " + std::to_string(count) + " blocks x " + std::to_string(block_bytes) + " B does not fit 64 bits"};
   }
 }
 

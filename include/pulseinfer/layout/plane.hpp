@@ -2,11 +2,11 @@
 
 /// One kind of data that a block carries for its tokens.
 
+#include <pulseinfer/numeric.hpp>
+
 #include <cstdint>
 #include <string>
 #include <type_traits>
-
-#include <pulseinfer/numeric.hpp>
 
 namespace pulseinfer {
 

@@ -2,11 +2,6 @@
 
 /// The recalls under way, each with a ticket, a plan and two events.
 
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
-
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -15,24 +10,29 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
 namespace pulseinfer {
 
 /// One recall. `rows` are those that select; rows that need nothing are not in the plan.
 template <class B>
 struct recall {
   std::uint32_t generation = 0;
-  std::uint32_t users = 0;        ///< rows that stand at this recall
-  bool active = false;            ///< given out; its events mean something
-  bool planned = false;           ///< the plan's event has been recorded
-  bool issued = false;            ///< copies have been enqueued and the landed event recorded
+  std::uint32_t users = 0;  ///< rows that stand at this recall
+  bool active = false;      ///< given out; its events mean something
+  bool planned = false;     ///< the plan's event has been recorded
+  bool issued = false;      ///< copies have been enqueued and the landed event recorded
   bool aborted = false;
   status code = status::ok;
   layer_id layer = none<layer_id>;
   std::uint32_t row_count = 0;
-  row_id* rows = nullptr;                  // [max_rows], pinned
-  std::uint32_t* sequence = nullptr;       // [max_rows], pinned
-  std::uint32_t* row_begin = nullptr;      // [max_rows + 1], where the engine reads plans
-  recall_entry* entries = nullptr;         // [max_entries], where the engine reads plans
+  row_id* rows = nullptr;              // [max_rows], pinned
+  std::uint32_t* sequence = nullptr;   // [max_rows], pinned
+  std::uint32_t* row_begin = nullptr;  // [max_rows + 1], where the engine reads plans
+  recall_entry* entries = nullptr;     // [max_entries], where the engine reads plans
   typename B::event_ref planned_event = {};
   typename B::event_ref landed_event = {};
 };
@@ -42,15 +42,17 @@ template <class B>
 class recall_ring {
  public:
   /// @throws configuration_error, resource_error
-  recall_ring(B& backend, std::uint32_t places, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where) :
-    backend_{&backend},
-    lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 2 * sizeof(std::uint32_t)},
-    plans_{backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
-           std::uint64_t{places} * (max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t))}
+  recall_ring(B& backend, std::uint32_t places, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where)
+    : backend_{&backend},
+      lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 2 * sizeof(std::uint32_t)},
+      plans_{
+        backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
+        std::uint64_t{places} *
+          (max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t))}
   {
     if (places == 0 || max_rows == 0) {
-      throw configuration_error{"recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) +
-                                " rows"};
+      throw configuration_error{
+        "recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) + " rows"};
     }
     std::uint64_t const plan_bytes =
       max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t);
@@ -60,7 +62,8 @@ class recall_ring {
       r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 2;
       r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 2 + max_rows;
       r.entries = reinterpret_cast<recall_entry*>(plans_.data() + i * plan_bytes);
-      r.row_begin = reinterpret_cast<std::uint32_t*>(plans_.data() + i * plan_bytes + max_entries * sizeof(recall_entry));
+      r.row_begin =
+        reinterpret_cast<std::uint32_t*>(plans_.data() + i * plan_bytes + max_entries * sizeof(recall_entry));
       r.planned_event = backend.create_event();
       r.landed_event = backend.create_event();
     }

@@ -2,16 +2,16 @@
 
 /// Hands a written-back slot over to the lease and takes another one out of it.
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/residency.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 
@@ -20,14 +20,14 @@ struct slot_exchange {
   layer_id layer = none<layer_id>;
   lane_id lane = none<lane_id>;
   slot_id written = none<slot_id>;
-  std::uint32_t reserved = 0;
+  std::uint32_t spare_place = 0;  ///< place of residency_ref::spare that receives the other slot
 };
 
 static_assert(std::is_trivially_copyable_v<slot_exchange> && sizeof(slot_exchange) == 16);
 
 /// One item per exchange, at most one per (layer, lane) in a launch. The written slot becomes a clean member of the lease;
 /// the lease's worst clean or empty slot leaves it, empty, and its id is posted to residency.spare for the host, which
-/// lets the lane's next block open in it. Posts none where every slot is in use; the lease is then unchanged.
+/// lets a later block of the lane open in it. Posts none where every slot is in use; the lease is then unchanged.
 template <replacement Replacement>
 struct exchange_slots {
   static constexpr char const* name = "exchange_slots";
@@ -42,7 +42,10 @@ struct exchange_slots {
 
   [[nodiscard]] launch_shape shape() const { return {.items = count, .group_threads = 32}; }
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
-  [[nodiscard]] operation_cost cost() const { return {.device_bytes = std::uint64_t{count} * residency.max_lease * 20}; }
+  [[nodiscard]] operation_cost cost() const
+  {
+    return {.device_bytes = std::uint64_t{count} * residency.max_lease * 20};
+  }
 
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref) const
@@ -58,17 +61,16 @@ struct exchange_slots {
     for (std::uint32_t i = 0; i < leased; ++i) {
       slot_word const word = residency.slots[pool.word(exchange.layer, lease[i])];
       if (word.state != slot_state::empty && word.state != slot_state::clean) { continue; }
-      std::uint64_t const key =
-        word.state == slot_state::empty
-          ? to_index(lease[i])
-          : (std::uint64_t{1} << 63U) | (std::uint64_t{policy.key(word, now)} << 31U) | to_index(lease[i]);
+      std::uint64_t const key = word.state == slot_state::empty
+        ? to_index(lease[i])
+        : (std::uint64_t{1} << 63U) | (std::uint64_t{policy.key(word, now)} << 31U) | to_index(lease[i]);
       if (key < worst_key) {
         worst_key = key;
         worst = i;
       }
     }
     if (worst == leased) {
-      residency.spare[books] = none<slot_id>;
+      residency.spare[exchange.spare_place] = none<slot_id>;
       return;
     }
     slot_id const leaving = lease[worst];
@@ -80,7 +82,7 @@ struct exchange_slots {
     word.state = slot_state::empty;
     lease[worst] = exchange.written;
     residency.slots[pool.word(exchange.layer, exchange.written)].state = slot_state::clean;
-    residency.spare[books] = leaving;
+    residency.spare[exchange.spare_place] = leaving;
   }
 };
 

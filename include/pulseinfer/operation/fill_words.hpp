@@ -2,11 +2,11 @@
 
 /// Sets device memory to one 32-bit pattern, in stream order.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 

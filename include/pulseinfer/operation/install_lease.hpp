@@ -2,15 +2,15 @@
 
 /// Turns a row that had every block in a slot into one with a lease of hot slots.
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/residency.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 
@@ -26,10 +26,10 @@ static_assert(std::is_trivially_copyable_v<leased_slot> && sizeof(leased_slot) =
 struct lease_change {
   layer_id layer = none<layer_id>;
   lane_id lane = none<lane_id>;
-  std::uint32_t first = 0;        ///< place of the lane's slots in install_lease::slots
+  std::uint32_t first = 0;  ///< place of the lane's slots in install_lease::slots
   std::uint32_t lease_count = 0;
   std::uint32_t held_count = 0;
-  std::uint32_t blocks = 0;       ///< blocks that the lane may hold a slot of: the places to clear
+  std::uint32_t blocks = 0;  ///< blocks that the lane may hold a slot of: the places to clear
 };
 
 static_assert(std::is_trivially_copyable_v<lease_change>);
@@ -80,7 +80,9 @@ struct install_lease {
         }
       }
     }
-    if (group.thread_rank() == 0) { residency.lease_count[residency.lane_index(change.layer, change.lane)] = change.lease_count; }
+    if (group.thread_rank() == 0) {
+      residency.lease_count[residency.lane_index(change.layer, change.lane)] = change.lease_count;
+    }
   }
 };
 

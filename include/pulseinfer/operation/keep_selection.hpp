@@ -2,15 +2,15 @@
 
 /// Keeps a layer's selection where the host can read it: what a row's last prompt queries would attend.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/selection.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 
@@ -32,8 +32,7 @@ struct keep_selection {
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref) const
   {
-    lane_id const lane =
-      lane_of(rows[item / head_groups], static_cast<std::uint32_t>(item % head_groups), head_groups);
+    lane_id const lane = lane_of(rows[item / head_groups], static_cast<std::uint32_t>(item % head_groups), head_groups);
     block_id const* const ids = selection.ids_of(lane);
     std::uint32_t const count = selection.counts[to_index(lane)];
     block_id* const target = kept + (to_index(layer) * selection.lanes + to_index(lane)) * selection.max_selected;

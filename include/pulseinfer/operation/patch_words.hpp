@@ -2,12 +2,12 @@
 
 /// Brings the host's changes to the device's books into stream order.
 
+#include <pulseinfer/concepts/operation.hpp>
+#include <pulseinfer/config.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/concepts/operation.hpp>
-#include <pulseinfer/config.hpp>
 
 namespace pulseinfer {
 

@@ -2,9 +2,6 @@
 
 /// Gathers the misses of all lanes into one plan and tells the host what travels.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/atomic.hpp>
@@ -13,6 +10,9 @@
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 #include <pulseinfer/view/row_list.hpp>
+
+#include <cstddef>
+#include <cstdint>
 
 namespace pulseinfer {
 
@@ -85,6 +85,8 @@ struct plan_recall {
     box.flying = flying;
     box.hits = hits;
     box.stalled = stalled;
+    device::add_relaxed(&box.total_misses, planned);
+    device::add_relaxed(&box.total_hits, hits);
     device::store_release(&box.posted, sequence[place]);
   }
 };

@@ -2,9 +2,6 @@
 
 /// From a selection to slots: which selected blocks are resident, who leaves for those that are not, and the table.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/config.hpp>
@@ -16,23 +13,26 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/selection.hpp>
 
+#include <cstddef>
+#include <cstdint>
+
 namespace pulseinfer {
 
 /// What `resolve_blocks` leaves for the plan, by lane.
 struct lane_plan_ref {
-  recall_entry* entries = nullptr;     // [lanes, max_selected] misses, ascending by block
-  std::uint32_t* misses = nullptr;     // [lanes]
-  std::uint32_t* hits = nullptr;       // [lanes]
-  std::uint32_t* flying = nullptr;     // [lanes] selected blocks that an earlier recall still brings
-  std::uint32_t* stalled = nullptr;    // [lanes] selected blocks for which no slot could be freed
+  recall_entry* entries = nullptr;   // [lanes, max_selected] misses, ascending by block
+  std::uint32_t* misses = nullptr;   // [lanes]
+  std::uint32_t* hits = nullptr;     // [lanes]
+  std::uint32_t* flying = nullptr;   // [lanes] selected blocks that an earlier recall still brings
+  std::uint32_t* stalled = nullptr;  // [lanes] selected blocks for which no slot could be freed
 };
 
 /// Lists that attention reads, by lane.
 struct lane_table_ref {
-  slot_id* listed = nullptr;                // [layers, lanes, stride] all selected blocks, or the hits alone
-  std::uint32_t* listed_count = nullptr;    // [layers, lanes]
-  slot_id* landed = nullptr;                // [lanes, max_selected] the blocks that travel
-  std::uint32_t* landed_count = nullptr;    // [lanes]
+  slot_id* listed = nullptr;              // [layers, lanes, stride] all selected blocks, or the hits alone
+  std::uint32_t* listed_count = nullptr;  // [layers, lanes]
+  slot_id* landed = nullptr;              // [lanes, max_selected] the blocks that travel
+  std::uint32_t* landed_count = nullptr;  // [lanes]
   std::uint32_t stride = 0;
 };
 
@@ -107,10 +107,11 @@ struct resolve_blocks {
         if (planned == granted) { continue; }
         slot = static_cast<slot_id>(victims[planned]);
         take(slot, block, now, slot_of);
-        entries[planned++] = {.source = host_blocks[to_index(row) * residency.max_blocks + to_index(block)],
-                              .target = slot,
-                              .lane = lane,
-                              .block = block};
+        entries[planned++] = {
+          .source = host_blocks[to_index(row) * residency.max_blocks + to_index(block)],
+          .target = slot,
+          .lane = lane,
+          .block = block};
         travels = true;
       } else if (residency.slots[pool.word(layer, slot)].state == slot_state::in_flight) {
         ++flying;
@@ -131,8 +132,8 @@ struct resolve_blocks {
 
  private:
   /// Writes up to `wanted` slots to leave into `victims`, ascending by slot, so that adjacent misses get adjacent slots.
-  PULSEINFER_HOST_DEVICE std::uint32_t choose_victims(lane_id lane, std::uint32_t wanted, std::uint32_t now,
-                                                      std::uint64_t* victims) const
+  PULSEINFER_HOST_DEVICE std::uint32_t choose_victims(
+    lane_id lane, std::uint32_t wanted, std::uint32_t now, std::uint64_t* victims) const
   {
     slot_id const* const lease = residency.lease_of_lane(layer, lane);
     std::uint32_t const leased = residency.lease_count[residency.lane_index(layer, lane)];

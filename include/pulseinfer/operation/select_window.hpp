@@ -2,9 +2,6 @@
 
 /// The selection of a windowed layer: a rule, no scores.
 
-#include <cstddef>
-#include <cstdint>
-
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
@@ -13,20 +10,23 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/selection.hpp>
 
+#include <cstddef>
+#include <cstdint>
+
 namespace pulseinfer {
 
 /// First block that a windowed layer still reads beside its sinks, for a row whose step's first query stands at position
 /// tokens - new_tokens: that query sees the last `window_tokens` tokens up to and with its own.
-[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t first_window_block(std::uint32_t tokens, std::uint32_t new_tokens,
-                                                                               std::uint32_t window_tokens,
-                                                                               std::uint32_t block_tokens)
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t first_window_block(
+  std::uint32_t tokens, std::uint32_t new_tokens, std::uint32_t window_tokens, std::uint32_t block_tokens)
 {
   std::uint32_t const first_query_end = tokens - new_tokens + 1U;
   return first_query_end <= window_tokens ? 0U : (first_query_end - window_tokens) / block_tokens;
 }
 
 /// Blocks of a windowed layer's sinks.
-[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t sink_blocks(std::uint32_t sink_tokens, std::uint32_t block_tokens)
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t sink_blocks(
+  std::uint32_t sink_tokens, std::uint32_t block_tokens)
 {
   return (sink_tokens + block_tokens - 1U) / block_tokens;
 }
@@ -55,8 +55,9 @@ struct select_window {
     lane_id const lane = lane_of(row, static_cast<std::uint32_t>(item % head_groups), head_groups);
     row_info const state = info[to_index(row)];
     std::uint32_t const blocks = state.blocks(block_tokens);
-    std::uint32_t const first = first_window_block(static_cast<std::uint32_t>(state.tokens),
-                                                   static_cast<std::uint32_t>(state.new_tokens), window_tokens, block_tokens);
+    std::uint32_t const first = first_window_block(
+      static_cast<std::uint32_t>(state.tokens), static_cast<std::uint32_t>(state.new_tokens), window_tokens,
+      block_tokens);
     std::uint32_t const all_sinks = sink_blocks(sink_tokens, block_tokens);
     std::uint32_t const sinks = all_sinks < first ? all_sinks : first;
     std::uint32_t const count = sinks + (blocks - first);

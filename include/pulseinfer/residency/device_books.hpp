@@ -2,9 +2,6 @@
 
 /// Device memory of the books that a step works on: rows, selections, slots, tables, plans by lane.
 
-#include <cstdint>
-#include <string>
-
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/operation/fill_words.hpp>
@@ -14,6 +11,9 @@
 #include <pulseinfer/view/residency.hpp>
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/selection.hpp>
+
+#include <cstdint>
+#include <string>
 
 namespace pulseinfer {
 
@@ -25,6 +25,7 @@ struct book_sizes {
   std::uint32_t max_blocks = 0;    ///< blocks of a sequence
   std::uint32_t max_selected = 0;  ///< blocks of a selection, the largest over the layers
   std::uint32_t max_lease = 0;     ///< slots of a lane that resolve may refill
+  std::uint32_t ring = 1;          ///< slots of a lane that the host keeps for open blocks
   std::uint64_t slot_words = 0;    ///< slots of all pools
 
   [[nodiscard]] std::uint64_t lanes() const { return std::uint64_t{rows} * head_groups; }
@@ -35,25 +36,25 @@ template <class B>
 class device_books {
  public:
   /// @throws resource_error
-  device_books(B& backend, book_sizes const& sizes) :
-    sizes_{sizes},
-    info_{words(backend, std::uint64_t{sizes.rows} * 2 * sizeof(row_info) / 4)},
-    step_{words(backend, 1)},
-    host_blocks_{words(backend, std::uint64_t{sizes.rows} * sizes.max_blocks)},
-    slot_of_{words(backend, lane_layers() * sizes.max_blocks)},
-    listed_{words(backend, lane_layers() * sizes.max_blocks)},
-    slot_words_{words(backend, sizes.slot_words * sizeof(slot_word) / 4)},
-    lease_{words(backend, lane_layers() * sizes.max_lease)},
-    lane_layer_counts_{words(backend, lane_layers() * 2)},
-    selected_{words(backend, sizes.lanes() * sizes.max_selected)},
-    previous_{words(backend, lane_layers() * previous_words())},
-    landed_{words(backend, sizes.lanes() * sizes.max_selected)},
-    entries_{words(backend, sizes.lanes() * sizes.max_selected * sizeof(recall_entry) / 4)},
-    lane_counts_{words(backend, sizes.lanes() * 6)},
-    spare_{backend, memory_space::pinned, lane_layers() * sizeof(slot_id)},
-    kept_{backend, memory_space::pinned, lane_layers() * sizes.max_selected * sizeof(block_id)}
+  device_books(B& backend, book_sizes const& sizes)
+    : sizes_{sizes},
+      info_{words(backend, std::uint64_t{sizes.rows} * 2 * sizeof(row_info) / 4)},
+      step_{words(backend, 1)},
+      host_blocks_{words(backend, std::uint64_t{sizes.rows} * sizes.max_blocks)},
+      slot_of_{words(backend, lane_layers() * sizes.max_blocks)},
+      listed_{words(backend, lane_layers() * sizes.max_blocks)},
+      slot_words_{words(backend, sizes.slot_words * sizeof(slot_word) / 4)},
+      lease_{words(backend, lane_layers() * sizes.max_lease)},
+      lane_layer_counts_{words(backend, lane_layers() * 2)},
+      selected_{words(backend, sizes.lanes() * sizes.max_selected)},
+      previous_{words(backend, lane_layers() * previous_words())},
+      landed_{words(backend, sizes.lanes() * sizes.max_selected)},
+      entries_{words(backend, sizes.lanes() * sizes.max_selected * sizeof(recall_entry) / 4)},
+      lane_counts_{words(backend, sizes.lanes() * 6)},
+      spare_{backend, memory_space::pinned, lane_layers() * sizes.ring * sizeof(slot_id)},
+      kept_{backend, memory_space::pinned, lane_layers() * sizes.max_selected * sizeof(block_id)}
   {
-    for (std::uint64_t i = 0; i < lane_layers(); ++i) { spare_.template as<slot_id>()[i] = none<slot_id>; }
+    for (std::uint64_t i = 0; i < lane_layers() * sizes.ring; ++i) { spare_.template as<slot_id>()[i] = none<slot_id>; }
     for (std::uint64_t i = 0; i < lane_layers() * sizes.max_selected; ++i) {
       kept_.template as<block_id>()[i] = none<block_id>;
     }
@@ -89,57 +90,61 @@ class device_books {
   [[nodiscard]] row_info* asking() const noexcept { return info() + sizes_.rows; }
   [[nodiscard]] std::uint32_t* step() const noexcept { return step_.template as<std::uint32_t>(); }
   [[nodiscard]] host_block_id* host_blocks() const noexcept { return host_blocks_.template as<host_block_id>(); }
-  [[nodiscard]] slot_id const* spare() const noexcept { return spare_.template as<slot_id>(); }
+  [[nodiscard]] slot_id* spare() const noexcept { return spare_.template as<slot_id>(); }
   [[nodiscard]] block_id* kept() const noexcept { return kept_.template as<block_id>(); }
   [[nodiscard]] book_sizes const& sizes() const noexcept { return sizes_; }
 
   [[nodiscard]] residency_ref residency() const noexcept
   {
-    return {.slot_of = slot_of_.template as<slot_id>(),
-            .slots = slot_words_.template as<slot_word>(),
-            .lease = lease_.template as<slot_id>(),
-            .lease_count = lane_layer_counts_.template as<std::uint32_t>(),
-            .spare = spare_.template as<slot_id>(),
-            .layers = sizes_.layers,
-            .lanes = static_cast<std::uint32_t>(sizes_.lanes()),
-            .max_blocks = sizes_.max_blocks,
-            .max_lease = sizes_.max_lease};
+    return {
+      .slot_of = slot_of_.template as<slot_id>(),
+      .slots = slot_words_.template as<slot_word>(),
+      .lease = lease_.template as<slot_id>(),
+      .lease_count = lane_layer_counts_.template as<std::uint32_t>(),
+      .spare = spare_.template as<slot_id>(),
+      .layers = sizes_.layers,
+      .lanes = static_cast<std::uint32_t>(sizes_.lanes()),
+      .max_blocks = sizes_.max_blocks,
+      .max_lease = sizes_.max_lease};
   }
 
   [[nodiscard]] selection_ref selection() const noexcept
   {
-    return {.ids = selected_.template as<block_id>(),
-            .counts = lane_counts_.template as<std::uint32_t>(),
-            .previous = previous_.template as<std::uint32_t>(),
-            .max_selected = sizes_.max_selected,
-            .lanes = static_cast<std::uint32_t>(sizes_.lanes()),
-            .previous_words = previous_words()};
+    return {
+      .ids = selected_.template as<block_id>(),
+      .counts = lane_counts_.template as<std::uint32_t>(),
+      .previous = previous_.template as<std::uint32_t>(),
+      .max_selected = sizes_.max_selected,
+      .lanes = static_cast<std::uint32_t>(sizes_.lanes()),
+      .previous_words = previous_words()};
   }
 
   [[nodiscard]] lane_table_ref table() const noexcept
   {
-    return {.listed = listed_.template as<slot_id>(),
-            .listed_count = lane_layer_counts_.template as<std::uint32_t>() + lane_layers(),
-            .landed = landed_.template as<slot_id>(),
-            .landed_count = lane_count(1),
-            .stride = sizes_.max_blocks};
+    return {
+      .listed = listed_.template as<slot_id>(),
+      .listed_count = lane_layer_counts_.template as<std::uint32_t>() + lane_layers(),
+      .landed = landed_.template as<slot_id>(),
+      .landed_count = lane_count(1),
+      .stride = sizes_.max_blocks};
   }
 
   [[nodiscard]] lane_plan_ref plan() const noexcept
   {
-    return {.entries = entries_.template as<recall_entry>(),
-            .misses = lane_count(2),
-            .hits = lane_count(3),
-            .flying = lane_count(4),
-            .stalled = lane_count(5)};
+    return {
+      .entries = entries_.template as<recall_entry>(),
+      .misses = lane_count(2),
+      .hits = lane_count(3),
+      .flying = lane_count(4),
+      .stalled = lane_count(5)};
   }
 
   /// Bytes of device memory.
   [[nodiscard]] std::uint64_t device_bytes() const noexcept
   {
-    return info_.bytes() + step_.bytes() + host_blocks_.bytes() + slot_of_.bytes() + listed_.bytes() + slot_words_.bytes() +
-           lease_.bytes() + lane_layer_counts_.bytes() + selected_.bytes() + previous_.bytes() + landed_.bytes() +
-           entries_.bytes() + lane_counts_.bytes();
+    return info_.bytes() + step_.bytes() + host_blocks_.bytes() + slot_of_.bytes() + listed_.bytes() +
+      slot_words_.bytes() + lease_.bytes() + lane_layer_counts_.bytes() + selected_.bytes() + previous_.bytes() +
+      landed_.bytes() + entries_.bytes() + lane_counts_.bytes();
   }
 
  private:
@@ -168,7 +173,7 @@ class device_books {
   slab<B> landed_;             // [lanes, max_selected]
   slab<B> entries_;            // [lanes, max_selected]
   slab<B> lane_counts_;        // [6, lanes] selected, landed, misses, hits, flying, stalled
-  slab<B> spare_;              // [layers, lanes]
+  slab<B> spare_;              // [layers, lanes, ring]
   slab<B> kept_;               // [layers, lanes, max_selected]
 };
 

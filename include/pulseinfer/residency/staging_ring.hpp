@@ -2,15 +2,15 @@
 
 /// Pinned places in which the host writes what the device will read, reused only once that has been read.
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace pulseinfer {
 
@@ -20,11 +20,12 @@ template <class B>
 class staging_ring {
  public:
   /// @throws configuration_error, resource_error
-  staging_ring(B& backend, std::uint32_t depth, std::uint64_t bytes) :
-    backend_{&backend}, bytes_{bytes}, memory_{backend, memory_space::pinned, depth * bytes}
+  staging_ring(B& backend, std::uint32_t depth, std::uint64_t bytes)
+    : backend_{&backend}, bytes_{bytes}, memory_{backend, memory_space::pinned, depth * bytes}
   {
     if (depth == 0 || bytes == 0) {
-      throw configuration_error{"staging ring of " + std::to_string(depth) + " places of " + std::to_string(bytes) + " B"};
+      throw configuration_error{
+        "staging ring of " + std::to_string(depth) + " places of " + std::to_string(bytes) + " B"};
     }
     places_.reserve(depth);
     for (std::uint32_t i = 0; i < depth; ++i) { places_.push_back({.event = backend.create_event()}); }
@@ -74,7 +75,29 @@ class staging_ring {
   status end(typename B::stream_ref stream) noexcept
   {
     places_[current_].recorded = true;
+    places_[current_].serial = ++serial_;
     return backend_->record(stream, places_[current_].event);
+  }
+
+  /// Number of the last `end`.
+  [[nodiscard]] std::uint64_t serial() const noexcept { return serial_; }
+
+  /// Whether the device has passed the `end` with that number.
+  [[nodiscard]] bool passed(std::uint64_t serial) noexcept
+  {
+    for (place const& p : places_) {
+      if (p.recorded && p.serial == serial) { return backend_->done(p.event) == event_state::done; }
+    }
+    return serial <= serial_;  // its place has been reused, which waited for it
+  }
+
+  /// Sleeps until the device has passed the `end` with that number.
+  status wait(std::uint64_t serial, nanoseconds deadline) noexcept
+  {
+    for (place const& p : places_) {
+      if (p.recorded && p.serial == serial) { return backend_->wait_any({&p.event, 1}, deadline); }
+    }
+    return status::ok;
   }
 
   /// Times that `begin` had to wait.
@@ -84,6 +107,7 @@ class staging_ring {
   struct place {
     typename B::event_ref event = {};
     bool recorded = false;
+    std::uint64_t serial = 0;
   };
 
   B* backend_;
@@ -92,6 +116,7 @@ class staging_ring {
   std::vector<place> places_;
   std::uint32_t current_ = 0;
   std::uint64_t used_ = 0;
+  std::uint64_t serial_ = 0;
   std::uint64_t waits_ = 0;
 };
 

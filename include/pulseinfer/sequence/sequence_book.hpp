@@ -2,13 +2,13 @@
 
 /// Token and block books of the running sequences. Plain host state: no memory of the device, no backend.
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace pulseinfer {
 
@@ -28,8 +28,8 @@ struct sequence_state {
   std::uint32_t max_tokens = 0;
   std::uint32_t tokens = 0;
   std::uint32_t pending = 0;
-  std::uint32_t sealed = 0;                 ///< sealed blocks: [0, sealed)
-  std::vector<host_block_id> host_blocks;   ///< [max_blocks] none where the host has no copy
+  std::uint32_t sealed = 0;                ///< sealed blocks: [0, sealed)
+  std::vector<host_block_id> host_blocks;  ///< [max_blocks] none where the host has no copy
 
   [[nodiscard]] bool open() const { return !is_none(id); }
 };
@@ -38,11 +38,13 @@ struct sequence_state {
 class sequence_book {
  public:
   /// @throws configuration_error
-  sequence_book(std::uint32_t max_rows, std::uint32_t max_blocks, std::uint32_t block_tokens) : block_tokens_{block_tokens}
+  sequence_book(std::uint32_t max_rows, std::uint32_t max_blocks, std::uint32_t block_tokens)
+    : block_tokens_{block_tokens}
   {
     if (max_rows == 0 || max_blocks == 0 || block_tokens == 0) {
-      throw configuration_error{"sequence book of " + std::to_string(max_rows) + " rows, " + std::to_string(max_blocks) +
-                                " blocks a row and " + std::to_string(block_tokens) + " tokens a block"};
+      throw configuration_error{
+        "sequence book of " + std::to_string(max_rows) + " rows, " + std::to_string(max_blocks) + " blocks a row and " +
+        std::to_string(block_tokens) + " tokens a block"};
     }
     rows_.resize(max_rows);
     for (sequence_state& row : rows_) { row.host_blocks.assign(max_blocks, none<host_block_id>); }

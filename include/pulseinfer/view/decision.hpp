@@ -2,11 +2,11 @@
 
 /// What a layer scheduler sees and what it says: plain values, so that decisions can be recorded and replayed.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/table.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 

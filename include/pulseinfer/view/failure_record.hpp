@@ -2,11 +2,11 @@
 
 /// A block that could not be brought.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 

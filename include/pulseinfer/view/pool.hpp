@@ -2,12 +2,12 @@
 
 /// Where slots, host blocks and digests lie.
 
+#include <pulseinfer/config.hpp>
+#include <pulseinfer/types.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/config.hpp>
-#include <pulseinfer/types.hpp>
 
 namespace pulseinfer {
 
@@ -40,7 +40,8 @@ struct host_store_ref {
   std::uint32_t head_groups = 1;
   std::uint32_t blocks = 0;
 
-  [[nodiscard]] PULSEINFER_HOST_DEVICE std::byte* address(layer_id layer, std::uint32_t group, host_block_id block) const
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::byte* address(
+    layer_id layer, std::uint32_t group, host_block_id block) const
   {
     return slab_base[to_index(layer) * head_groups + group] + to_index(block) * block_stride;
   }
@@ -62,7 +63,7 @@ struct digest_store_ref {
   {
     std::int32_t const extent = extent_of[to_index(row) * max_extents + block / extent_blocks];
     return base + static_cast<std::uint64_t>(extent) * extent_bytes + layer_offset[to_index(layer)] +
-           std::uint64_t{block % extent_blocks} * block_bytes[to_index(layer)];
+      std::uint64_t{block % extent_blocks} * block_bytes[to_index(layer)];
   }
 };
 

@@ -2,15 +2,15 @@
 
 /// The copies of one recall, made on the device by `resolve`.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/residency.hpp>
 #include <pulseinfer/view/row_list.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 
@@ -33,7 +33,7 @@ enum class plan_place : std::uint8_t { device, host };
 
 /// Misses of all rows of a recall in one list, in the order of `rows`, within a row by lane and ascending block.
 struct recall_plan_ref {
-  recall_entry const* entries = nullptr;     // [row_begin[rows.count]], at most `capacity`; readable where plans_on says
+  recall_entry const* entries = nullptr;  // [row_begin[rows.count]], at most `capacity`; readable where plans_on says
   std::uint32_t const* row_begin = nullptr;  // [rows.count + 1]
   row_list rows = {};
   host_store_ref host = {};

@@ -2,11 +2,11 @@
 
 /// The device's books: which block is in which leased slot. Changed in stream order only.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 
@@ -25,11 +25,11 @@ static_assert(std::is_trivially_copyable_v<slot_word> && sizeof(slot_word) == 16
 
 /// Arrays of the device's books. All of them live in device memory that the manager allocated at construction.
 struct residency_ref {
-  slot_id* slot_of = nullptr;           // [layers, lanes, max_blocks] slot of a block, none where it is not resident
-  slot_word* slots = nullptr;           // [slot words of all layers], see slot_pool_ref::word
-  slot_id* lease = nullptr;             // [layers, lanes, max_lease] slots that `resolve` may refill
+  slot_id* slot_of = nullptr;            // [layers, lanes, max_blocks] slot of a block, none where it is not resident
+  slot_word* slots = nullptr;            // [slot words of all layers], see slot_pool_ref::word
+  slot_id* lease = nullptr;              // [layers, lanes, max_lease] slots that `resolve` may refill
   std::uint32_t* lease_count = nullptr;  // [layers, lanes]
-  slot_id* spare = nullptr;             // [layers, lanes] slot given back by the last exchange; host-readable
+  slot_id* spare = nullptr;              // [layers, lanes, ring] slots given back by exchanges; host-readable
   std::uint32_t layers = 0;
   std::uint32_t lanes = 0;
   std::uint32_t max_blocks = 0;

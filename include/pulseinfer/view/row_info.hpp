@@ -2,10 +2,10 @@
 
 /// What the device knows of a row in this step.
 
+#include <pulseinfer/config.hpp>
+
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/config.hpp>
 
 namespace pulseinfer {
 
@@ -25,7 +25,8 @@ struct row_info {
   }
 
   /// Valid tokens of block `block`.
-  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t valid_tokens(std::uint32_t block, std::uint32_t block_tokens) const
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t valid_tokens(
+    std::uint32_t block, std::uint32_t block_tokens) const
   {
     std::uint32_t const before = block * block_tokens;
     std::uint32_t const total = static_cast<std::uint32_t>(tokens);

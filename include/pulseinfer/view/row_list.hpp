@@ -2,11 +2,11 @@
 
 /// The rows that a piece of work is for.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
+
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 

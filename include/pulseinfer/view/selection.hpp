@@ -2,9 +2,6 @@
 
 /// The blocks that attention reads in a layer of this step.
 
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/types.hpp>
@@ -14,19 +11,26 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
 
+#include <cstdint>
+#include <type_traits>
+
 namespace pulseinfer {
 
 /// Selected block ids by lane, ascending, the rest of a lane's places none. Device memory.
 struct selection_ref {
   block_id* ids = nullptr;          // [lanes, max_selected]
   std::uint32_t* counts = nullptr;  // [lanes]
-  std::uint32_t* previous = nullptr;  // [layers, lanes, previous_words] bit b: block b was in the logical selection of the
-                                      // lane's previous step in this layer; the selector keeps it
+  std::uint32_t* previous =
+    nullptr;  // [layers, lanes, previous_words] bit b: block b was in the logical selection of the
+              // lane's previous step in this layer; the selector keeps it
   std::uint32_t max_selected = 0;
   std::uint32_t lanes = 0;
   std::uint32_t previous_words = 0;
 
-  [[nodiscard]] PULSEINFER_HOST_DEVICE block_id* ids_of(lane_id lane) const { return ids + to_index(lane) * max_selected; }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE block_id* ids_of(lane_id lane) const
+  {
+    return ids + to_index(lane) * max_selected;
+  }
   [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t* previous_of(layer_id layer, lane_id lane) const
   {
     return previous + (to_index(layer) * lanes + to_index(lane)) * previous_words;

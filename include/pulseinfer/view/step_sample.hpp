@@ -2,28 +2,28 @@
 
 /// What was measured in one step.
 
+#include <pulseinfer/types.hpp>
+
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/types.hpp>
 
 namespace pulseinfer {
 
 /// Figures of one step, from `begin_step` to the next one. Exporters and admission read them.
 struct step_sample {
   std::uint64_t step = 0;
-  std::uint32_t rows = 0;              ///< rows of the step, late ones of the step before included
-  std::uint32_t late_rows = 0;         ///< rows left late at its end
+  std::uint32_t rows = 0;       ///< rows of the step, late ones of the step before included
+  std::uint32_t late_rows = 0;  ///< rows left late at its end
   std::uint32_t visits = 0;
-  std::uint32_t waits = 0;             ///< times that `++` slept
-  std::uint64_t selected_blocks = 0;   ///< over rows and layers that selected
+  std::uint32_t waits = 0;            ///< times that `++` slept
+  std::uint64_t selected_blocks = 0;  ///< over rows and layers that selected
   std::uint64_t recalled_blocks = 0;
   std::uint64_t recalled_bytes = 0;
-  std::uint64_t written_bytes = 0;     ///< write-back
+  std::uint64_t written_bytes = 0;  ///< write-back
   std::uint64_t failed_transfers = 0;
   nanoseconds begin{0};
   nanoseconds end{0};
-  nanoseconds stalled{0};              ///< time slept with nothing ready
+  nanoseconds stalled{0};  ///< time slept with nothing ready
 };
 
 static_assert(std::is_trivially_copyable_v<step_sample>);
@@ -32,8 +32,8 @@ static_assert(std::is_trivially_copyable_v<step_sample>);
 struct demand {
   sequence_id sequence = none<sequence_id>;
   std::uint32_t prompt_tokens = 0;
-  std::uint32_t max_tokens = 0;    ///< prompt and output
-  std::uint64_t host_blocks = 0;   ///< host blocks for its full length
+  std::uint32_t max_tokens = 0;     ///< prompt and output
+  std::uint64_t host_blocks = 0;    ///< host blocks for its full length
   std::uint64_t slots_prefill = 0;  ///< slots, over layers and lanes, while its prompt comes in
   std::uint64_t slots_decode = 0;   ///< slots, over layers and lanes, once it decodes
   std::uint32_t digest_extents = 0;
@@ -55,7 +55,7 @@ struct capacity {
 
 static_assert(std::is_trivially_copyable_v<capacity>);
 
-enum class [[nodiscard]] admission : std::uint8_t { admitted, queued, rejected };
+enum class [[nodiscard]] admission : std::uint8_t{admitted, queued, rejected};
 
 [[nodiscard]] constexpr char const* name_of(admission value)
 {

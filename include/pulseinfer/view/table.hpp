@@ -2,15 +2,15 @@
 
 /// The list of slots that attention reads, for the rows of a visit.
 
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/row_info.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 namespace pulseinfer {
 
@@ -30,9 +30,9 @@ enum class part : std::uint8_t { whole, hits, landed };
 /// Dense table of slots with lengths: lane r * head_groups + g reads slots[lane * stride + i], i < counts[lane], blocks by
 /// ascending id, the open block last. Device memory; valid until the row's next `enter`.
 struct block_table {
-  slot_id const* slots = nullptr;          // [lanes, stride]; places past a lane's count hold none
-  std::uint32_t const* counts = nullptr;   // [lanes]
-  row_info const* info = nullptr;          // [rows]
+  slot_id const* slots = nullptr;         // [lanes, stride]; places past a lane's count hold none
+  std::uint32_t const* counts = nullptr;  // [lanes]
+  row_info const* info = nullptr;         // [rows]
   slot_pool_ref pool = {};
   block_layout layout = {};
   layer_id layer = none<layer_id>;

@@ -2,12 +2,12 @@
 
 /// A host engine's keys, values or queries, as the library sees them.
 
+#include <pulseinfer/config.hpp>
+#include <pulseinfer/numeric.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
-
-#include <pulseinfer/config.hpp>
-#include <pulseinfer/numeric.hpp>
 
 namespace pulseinfer {
 
@@ -34,17 +34,18 @@ static_assert(std::is_trivially_copyable_v<tensor_view>);
 
 /// A contiguous [tokens, heads, dim] tensor.
 template <class T>
-[[nodiscard]] tensor_view contiguous_tensor(T* data, dtype type, std::uint64_t tokens, std::uint32_t heads,
-                                            std::uint32_t dim)
+[[nodiscard]] tensor_view contiguous_tensor(
+  T* data, dtype type, std::uint64_t tokens, std::uint32_t heads, std::uint32_t dim)
 {
   std::uint64_t const head_stride = std::uint64_t{dim} * size_of(type);
-  return tensor_view{.data = reinterpret_cast<std::byte*>(data),
-                     .tokens = tokens,
-                     .heads = heads,
-                     .dim = dim,
-                     .token_stride = head_stride * heads,
-                     .head_stride = head_stride,
-                     .type = type};
+  return tensor_view{
+    .data = reinterpret_cast<std::byte*>(data),
+    .tokens = tokens,
+    .heads = heads,
+    .dim = dim,
+    .token_stride = head_stride * heads,
+    .head_stride = head_stride,
+    .type = type};
 }
 
 }  // namespace pulseinfer

@@ -2,11 +2,11 @@
 
 /// Some rows at one layer, run together: the unit of scheduling and of graph capture.
 
-#include <type_traits>
-
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/table.hpp>
+
+#include <type_traits>
 
 namespace pulseinfer {
 

@@ -1,0 +1,841 @@
+#pragma once
+
+/// Keeps each row's blocks: where they open, when they go to the host, and which slots a row has.
+
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/replacement.hpp>
+#include <pulseinfer/detail/handles.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/manager/change_staging.hpp>
+#include <pulseinfer/manager/options.hpp>
+#include <pulseinfer/manager/slot_budget.hpp>
+#include <pulseinfer/manager/write_back_queue.hpp>
+#include <pulseinfer/operation/reset_row.hpp>
+#include <pulseinfer/residency/device_books.hpp>
+#include <pulseinfer/residency/lease_book.hpp>
+#include <pulseinfer/sequence/sequence_book.hpp>
+#include <pulseinfer/store/digest_store.hpp>
+#include <pulseinfer/store/host_store.hpp>
+#include <pulseinfer/store/slot_pool.hpp>
+#include <pulseinfer/view/step_sample.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pulseinfer {
+
+/// What the keeper knows of a row beside its sequence.
+struct row_blocks {
+  row_mode mode = row_mode::idle;
+  bool offloads = false;  ///< the row will leave blocks on the host alone once it is long enough
+  bool warm = false;      ///< warm_up has chosen the blocks that stay
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t opened = 0;         ///< blocks [0, opened) have, or had, a slot
+  std::uint32_t listed = 0;         ///< length of the row's tables where every block is resident
+  std::uint32_t sent = 0;           ///< blocks [0, sent) have a write-back sent or complete
+  std::uint32_t written = 0;        ///< blocks [0, written) are on the host
+  std::uint32_t known = 0;          ///< blocks [0, known): the device knows their host block
+  std::uint32_t host_reserved = 0;  ///< host blocks still kept back for the row
+};
+
+/// The host's half of residency, one row at a time. Everything on the device changes in the order of the stream given.
+template <class B, replacement Replacement>
+class block_keeper {
+ public:
+  using stream_ref = typename B::stream_ref;
+
+  block_keeper(
+    B& backend, stream_ref compute, kv_geometry const& geometry, block_layout const& layout,
+    manager_options const& options, slot_budget const& budget, std::vector<std::uint64_t> const& digest_bytes,
+    Replacement policy)
+    : backend_{&backend},
+      compute_{compute},
+      geometry_{geometry},
+      layout_{layout},
+      budget_{budget},
+      wait_limit_{options.wait_limit},
+      pool_{backend, geometry.layers, layout, pool_options(geometry, options, budget)},
+      store_{backend, geometry.layers, geometry.head_groups, layout, store_options(options, budget)},
+      digests_{
+        backend, digest_bytes, digest_store_options{.max_rows = options.max_rows, .max_blocks = budget.max_blocks}},
+      books_{
+        backend,
+        book_sizes{
+          .layers = geometry.layers,
+          .rows = options.max_rows,
+          .head_groups = geometry.head_groups,
+          .max_blocks = budget.max_blocks,
+          .max_selected = budget.max_selected,
+          .max_lease = std::max(budget.lease, 1U),
+          .ring = budget.ring,
+          .slot_words = pool_.total_slots()}},
+      leases_{geometry.layers,   options.max_rows,           geometry.head_groups,
+              budget.max_blocks, std::max(budget.lease, 1U), budget.ring},
+      sequences_{options.max_rows, budget.max_blocks, geometry.block_tokens},
+      staging_{
+        backend,
+        books_,
+        pool_.ref(),
+        policy,
+        patches_per_place,
+        geometry.layers * geometry.head_groups * lanes_per_place,
+        budget.lease + budget.ring,
+        options.wait_limit},
+      writes_{backend, write_batches, write_blocks(options, budget), geometry.layers * geometry.head_groups},
+      appended_{backend},
+      rows_(options.max_rows),
+      reserved_(pool_.per_layer() ? geometry.layers : 1, 0),
+      window_begin_(std::uint64_t{options.max_rows} * geometry.layers, 0),
+      kept_mark_(budget.max_blocks, 0),
+      extent_patches_(digests_.extents_for(budget.max_blocks) + 1)
+  {
+    if (status const cleared = books_.clear(backend, compute); cleared != status::ok) {
+      throw resource_error{std::string{"books could not be cleared: "} + name_of(cleared)};
+    }
+  }
+
+  /// Slots that one row needs at its largest, by layer group, and host blocks: what admission weighs.
+  [[nodiscard]] demand demand_of(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const
+  {
+    demand d{.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
+      d.slots_prefill +=
+        budget_.resident_slots(group, prompt_tokens, max_tokens) * std::uint64_t{geometry_.head_groups};
+      d.slots_decode += budget_.decode_slots(group, max_tokens) * std::uint64_t{geometry_.head_groups};
+    }
+    d.host_blocks = budget_.offloads(max_tokens) ? budget_.blocks(max_tokens) : 0;
+    d.digest_extents = budget_.offloads(max_tokens) ? digests_.extents_for(budget_.blocks(max_tokens)) : 0;
+    return d;
+  }
+
+  [[nodiscard]] capacity capacity_now(std::uint32_t rows_running) const
+  {
+    std::uint64_t reserved = 0;
+    for (std::uint64_t const slots : reserved_) { reserved += slots; }
+    return {
+      .rows_total = sequences_.rows(),
+      .rows_running = rows_running,
+      .host_blocks_free = store_.available(),
+      .slots_free = pool_.total_slots() - reserved,
+      .slots_total = pool_.total_slots(),
+      .host_blocks_total = store_.blocks(),
+      .digest_extents_free = digests_.free_extents() - extents_reserved_,
+      .digest_extents_total = digests_.total_extents()};
+  }
+
+  /// Whether each layer's pool can keep back what the row needs; `capacity` alone cannot say so for pools lent per layer.
+  [[nodiscard]] bool slots_fit(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const
+  {
+    bool fits = true;
+    for_reservation(prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) {
+      fits = fits && reserved_[pool] + slots <= pool_.total_slots() / reserved_.size();
+    });
+    return fits;
+  }
+
+  /// Begins a sequence in a free row; everything that it may need is kept back for it.
+  status open(row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens) noexcept
+  {
+    if (status const opened = sequences_.open(row, max_tokens); opened != status::ok) { return opened; }
+    row_blocks& state = rows_[to_index(row)];
+    state = row_blocks{
+      .mode = row_mode::dense_resident, .offloads = budget_.offloads(max_tokens), .prompt_tokens = prompt_tokens};
+    if (state.offloads) {
+      state.host_reserved = budget_.blocks(max_tokens);
+      if (status const kept = store_.reserve(state.host_reserved); kept != status::ok) {
+        sequences_.close(row);
+        state = row_blocks{};
+        return kept;
+      }
+      extents_reserved_ += digests_.extents_for(state.host_reserved);
+    }
+    for_reservation(
+      prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) { window_begin(row, layer) = 0; }
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      leases_.lease_count(layer, lane) = 0;
+      for (std::uint32_t i = 0; i < budget_.ring; ++i) { leases_.ring_slot(layer, lane, i) = none<slot_id>; }
+    });
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) { leases_.ring(row, i) = ring_place{}; }
+    return backend_->launch(
+      compute_,
+      reset_row{
+        .row = row,
+        .residency = books_.residency(),
+        .selection = books_.selection(),
+        .table = books_.table(),
+        .info = books_.info(),
+        .host_blocks = books_.host_blocks(),
+        .head_groups = geometry_.head_groups});
+  }
+
+  /// Gives everything back that a row holds. No recall of the row flies; write-backs may: they hold what they name.
+  void close(row_id row) noexcept
+  {
+    sequence_state& sequence = sequences_[row];
+    row_blocks& state = rows_[to_index(row)];
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (in_lease(state, layer)) {
+        slot_id const* const lease = leases_.lease(layer, lane);
+        for (std::uint32_t i = 0; i < leases_.lease_count(layer, lane); ++i) { free_slot(layer, lease[i]); }
+        for (std::uint32_t i = 0; i < budget_.ring; ++i) { free_slot(layer, leases_.ring_slot(layer, lane, i)); }
+      } else {
+        for (std::uint32_t b = 0; b < state.opened; ++b) { free_placed(layer, lane, b); }
+      }
+    });
+    for (host_block_id const block : sequence.host_blocks) {
+      if (!is_none(block)) { static_cast<void>(store_.release(block)); }
+    }
+    static_cast<void>(store_.unreserve(state.host_reserved));
+    for_reservation(
+      state.prompt_tokens, sequence.max_tokens, state.mode == row_mode::dense_resident,
+      [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] -= slots; });
+    if (state.offloads) {
+      extents_reserved_ -= digests_.extents_for(budget_.blocks(sequence.max_tokens)) -
+        static_cast<std::uint32_t>(digests_.extents(row).size());
+      std::uint32_t written = 0;
+      static_cast<void>(digests_.release(row, extent_patches_, written));
+      // The device's extent table keeps the old numbers: nothing reads a row's extents past those that cover has given.
+    }
+    sequences_.close(row);
+    state = row_blocks{};
+  }
+
+  /// Books that follow from copies which have completed since the last call. Never waits.
+  void poll() noexcept
+  {
+    while (end_write_batch()) {}
+  }
+
+  /// Between two steps of a row: tells the device what has been written, takes exchanged slots in, and turns the row
+  /// sparse where its length says so.
+  status settle(row_id row, std::uint32_t new_tokens) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    tell_written(row);
+    if (state.mode == row_mode::sparse_offloaded) { turn_ring(row); }
+    sequence_state const& sequence = sequences_[row];
+    bool const decodes = sequence.tokens >= state.prompt_tokens;
+    if (
+      state.mode == row_mode::dense_resident && state.offloads && decodes &&
+      sequence.tokens + new_tokens > budget_.dense_tokens) {
+      return leave_dense(row);
+    }
+    return status::ok;
+  }
+
+  /// Opens the blocks that a row's new tokens touch, after `settle`.
+  status open_blocks(row_id row, std::uint32_t new_tokens) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    sequence_state const& sequence = sequences_[row];
+    std::uint32_t const needed = budget_.blocks(sequence.tokens + new_tokens);
+    if (state.offloads) {
+      if (status const covered = cover_digests(row, needed); covered != status::ok) { return covered; }
+    }
+    release_windows(row, new_tokens);
+    for (std::uint32_t block = state.opened; block < needed; ++block) {
+      if (status const opened = open_block(row, block); opened != status::ok) { return opened; }
+    }
+    state.opened = std::max(state.opened, needed);
+    list_blocks(row, needed);
+    return staging_.failure();
+  }
+
+  /// Writes the row's words for this step.
+  void tell_row(row_id row, std::uint32_t new_tokens, std::uint32_t token_offset) noexcept
+  {
+    row_info* const info = books_.info() + to_index(row);
+    staging_.patch(compute_, &info->tokens, static_cast<std::int32_t>(sequences_[row].tokens + new_tokens));
+    staging_.patch(compute_, &info->new_tokens, static_cast<std::int32_t>(new_tokens));
+    staging_.patch(compute_, &info->token_offset, static_cast<std::int32_t>(token_offset));
+    staging_.patch(compute_, &info->mode, rows_[to_index(row)].mode);
+  }
+
+  /// Keeps the accepted tokens of a row's step.
+  status commit(row_id row, std::uint32_t accepted) noexcept
+  {
+    block_range sealed;
+    if (status const kept = sequences_.commit(row, accepted, sealed); kept != status::ok) { return kept; }
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      ring_place& place = leases_.ring(row, i);
+      if (place.state == ring_state::open && to_index(place.block) < sealed.last) { place.state = ring_state::sealed; }
+    }
+    return status::ok;
+  }
+
+  /// Sends sealed blocks of all rows that offload to the host, behind what the compute stream has been given so far.
+  template <class Mover>
+  status write_back(Mover& mover) noexcept
+  {
+    poll();
+    bool wanted = false;
+    for (std::uint32_t r = 0; r < sequences_.rows() && !wanted; ++r) { wanted = unsent(static_cast<row_id>(r)) != 0; }
+    if (!wanted || !writes_.has_room()) { return status::ok; }
+    if (status const recorded = backend_->record(compute_, appended_.get()); recorded != status::ok) {
+      return recorded;
+    }
+    writes_.open();
+    for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
+      auto const row = static_cast<row_id>(r);
+      for (std::uint32_t left = unsent(row); left > 0 && writes_.free_blocks() > 0; --left) { send_block(row); }
+    }
+    status const sent = writes_.send(appended_.get(), mover, pool_, store_);
+    written_bytes_ += writes_.sent_bytes();
+    return sent;
+  }
+
+  /// Sleeps until a row's sealed blocks are all on the host.
+  template <class Mover>
+  status wait_written(row_id row, Mover& mover) noexcept
+  {
+    nanoseconds const deadline = backend_->now() + wait_limit_;
+    while (rows_[to_index(row)].written < sequences_[row].sealed) {
+      if (status const sent = write_back(mover); sent != status::ok) { return sent; }
+      if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
+      poll();
+    }
+    return status::ok;
+  }
+
+  /// Sleeps until all that was written so far is done, or the deadline.
+  status drain(nanoseconds deadline) noexcept
+  {
+    while (!writes_.idle()) {
+      if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
+      poll();
+    }
+    return status::ok;
+  }
+
+  /// Whether `settle` with that many new tokens needs the row's sealed blocks on the host first.
+  [[nodiscard]] bool leaves_dense(row_id row, std::uint32_t new_tokens) const noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    sequence_state const& sequence = sequences_[row];
+    return state.mode == row_mode::dense_resident && state.offloads && sequence.tokens >= state.prompt_tokens &&
+      sequence.tokens + new_tokens > budget_.dense_tokens;
+  }
+
+  /// Sees to it that a sparse row has places for the blocks that its new tokens open, waiting where write-backs are slow.
+  template <class Mover>
+  status ensure_spares(row_id row, std::uint32_t new_tokens, Mover& mover) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    if (state.mode != row_mode::sparse_offloaded) { return status::ok; }
+    std::uint32_t const needed = budget_.blocks(sequences_[row].tokens + new_tokens);
+    std::uint32_t const opens = needed > state.opened ? needed - state.opened : 0;
+    nanoseconds const deadline = backend_->now() + wait_limit_;
+    while (count_ring(row, ring_state::spare) < opens) {
+      ++spare_waits_;
+      if (status const sent = write_back(mover); sent != status::ok) { return sent; }
+      if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
+      std::uint32_t const exchanging = leases_.find_ring(row, ring_state::exchanging);
+      if (exchanging != budget_.ring) {
+        if (status const waited = staging_.wait(leases_.ring(row, exchanging).serial); waited != status::ok) {
+          return waited;
+        }
+      } else if (!writes_.idle()) {
+        if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
+      } else if (leases_.find_ring(row, ring_state::written) == budget_.ring) {
+        return status::stalled;
+      }
+      poll();
+      tell_written(row);
+      turn_ring(row);
+      if (backend_->now() > deadline) { return status::stalled; }
+    }
+    return status::ok;
+  }
+
+  status flush() noexcept { return staging_.flush(compute_); }
+  void set_step(std::uint32_t number) noexcept { staging_.patch(compute_, books_.step(), number); }
+  void mark_warm(row_id row) noexcept { rows_[to_index(row)].warm = true; }
+
+  [[nodiscard]] row_blocks const& row(row_id id) const noexcept { return rows_[to_index(id)]; }
+  [[nodiscard]] sequence_book& sequences() noexcept { return sequences_; }
+  [[nodiscard]] sequence_book const& sequences() const noexcept { return sequences_; }
+  [[nodiscard]] device_books<B> const& books() const noexcept { return books_; }
+  [[nodiscard]] slot_pool<B> const& pool() const noexcept { return pool_; }
+  [[nodiscard]] host_store<B> const& store() const noexcept { return store_; }
+  [[nodiscard]] digest_store<B> const& digests() const noexcept { return digests_; }
+  [[nodiscard]] lease_book& leases() noexcept { return leases_; }
+  [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
+  [[nodiscard]] std::uint64_t failed_writes() const noexcept { return failed_writes_; }
+  /// Times that a row had to wait for a place for its next block.
+  [[nodiscard]] std::uint64_t spare_waits() const noexcept { return spare_waits_; }
+  [[nodiscard]] std::uint64_t slots_in_use() const noexcept { return pool_.total_slots() - pool_.free_slots(); }
+  [[nodiscard]] std::uint64_t slots_peak() const noexcept { return slots_peak_; }
+  void reset_slots_peak() noexcept { slots_peak_ = slots_in_use(); }
+
+  /// Recounts the host's books against one another. @return what is wrong, empty where nothing is
+  [[nodiscard]] std::string audit()
+  {
+    if (std::string text = pool_.audit(); !text.empty()) { return text; }
+    if (std::string text = store_.audit(); !text.empty()) { return text; }
+    if (std::string text = digests_.audit(); !text.empty()) { return text; }
+    std::uint64_t leased = 0;
+    for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
+      auto const row = static_cast<row_id>(r);
+      if (!sequences_[row].open()) { continue; }
+      row_blocks const& state = rows_[r];
+      for_lanes(row, [&](layer_id layer, lane_id lane) {
+        if (in_lease(state, layer)) {
+          leased += leases_.lease_count(layer, lane) + budget_.ring;
+        } else {
+          for (std::uint32_t b = 0; b < state.opened; ++b) {
+            leased += is_none(leases_.placed(layer, lane, b)) ? 0U : 1U;
+          }
+        }
+      });
+    }
+    std::uint64_t held = 0;
+    for (std::uint32_t layer = 0; layer < (pool_.per_layer() ? geometry_.layers : 1); ++layer) {
+      block_counts const counts = pool_.counts(static_cast<layer_id>(layer));
+      held += counts.held + counts.in_flight;
+    }
+    if (writes_.idle() && held != leased) {
+      return std::to_string(held) + " slots are taken, rows lease " + std::to_string(leased);
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::uint32_t patches_per_place = 16384;
+  static constexpr std::uint32_t lanes_per_place = 4;
+  static constexpr std::uint32_t write_batches = 4;
+
+  [[nodiscard]] static std::uint32_t write_blocks(manager_options const& options, slot_budget const& budget)
+  {
+    return budget.blocks(budget.max_prefill_tokens) + options.max_rows * budget.open_blocks + 1;
+  }
+
+  [[nodiscard]] static host_store_options store_options(manager_options const& options, slot_budget const& budget)
+  {
+    std::uint64_t const all =
+      budget.offloads(options.max_tokens) ? std::uint64_t{options.max_rows} * budget.max_blocks : 1;
+    return {.blocks = options.host_blocks == 0 ? all : options.host_blocks, .limit_bytes = options.host_limit_bytes};
+  }
+
+  [[nodiscard]] static slot_pool_options pool_options(
+    kv_geometry const& geometry, manager_options const& options, slot_budget const& budget)
+  {
+    std::uint64_t all = 0;
+    std::uint64_t largest = 0;
+    for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
+      layer_group const group = geometry.group_of(static_cast<layer_id>(layer));
+      std::uint64_t const decode = std::uint64_t{budget.decode_slots(group, options.max_tokens)} * geometry.head_groups;
+      std::uint64_t const resident =
+        std::uint64_t{budget.resident_slots(group, options.max_tokens, options.max_tokens)} * geometry.head_groups;
+      std::uint64_t const layer_slots =
+        std::max<std::uint64_t>((options.max_rows - 1) * decode + std::max(resident, decode), 1);
+      all += layer_slots;
+      largest = std::max(largest, layer_slots);
+    }
+    std::uint64_t const wanted = options.slots != 0 ? options.slots : options.lent_slots.size() > 1 ? largest : all;
+    validate_extent(wanted, 1);
+    return {
+      .slots = static_cast<std::uint32_t>(wanted), .slot_stride = options.slot_stride, .lent = options.lent_slots};
+  }
+
+  template <class F>
+  void for_lanes(row_id row, F f) const
+  {
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      for (std::uint32_t g = 0; g < geometry_.head_groups; ++g) {
+        f(static_cast<layer_id>(layer), lane_of(row, g, geometry_.head_groups));
+      }
+    }
+  }
+
+  template <class F>
+  void for_reservation(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool dense, F f) const
+  {
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
+      std::uint64_t const decode = budget_.decode_slots(group, max_tokens);
+      std::uint64_t const resident = budget_.resident_slots(group, prompt_tokens, max_tokens);
+      f(reserved_.size() > 1 ? layer : 0, (dense ? std::max(decode, resident) : decode) * geometry_.head_groups);
+    }
+  }
+
+  [[nodiscard]] layer_kind kind_of(layer_id layer) const { return geometry_.group_of(layer).kind; }
+  /// Whether the device fills the slots of the row in this layer.
+  [[nodiscard]] bool in_lease(row_blocks const& state, layer_id layer) const
+  {
+    return state.mode == row_mode::sparse_offloaded && kind_of(layer) == layer_kind::selected;
+  }
+  [[nodiscard]] std::uint32_t& window_begin(row_id row, std::uint32_t layer)
+  {
+    return window_begin_[to_index(row) * geometry_.layers + layer];
+  }
+  [[nodiscard]] slot_word* word(layer_id layer, slot_id slot) const
+  {
+    return books_.residency().slots + pool_.ref().word(layer, slot);
+  }
+
+  void free_slot(layer_id layer, slot_id& slot) noexcept
+  {
+    if (!is_none(slot)) { static_cast<void>(pool_.release(layer, slot)); }
+    slot = none<slot_id>;
+  }
+  void free_slot(layer_id layer, slot_id const& slot) noexcept
+  {
+    if (!is_none(slot)) { static_cast<void>(pool_.release(layer, slot)); }
+  }
+  void free_placed(layer_id layer, lane_id lane, std::uint32_t block) noexcept
+  {
+    free_slot(layer, leases_.placed(layer, lane, block));
+  }
+
+  [[nodiscard]] std::uint32_t count_ring(row_id row, ring_state state) noexcept
+  {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) { count += leases_.ring(row, i).state == state ? 1U : 0U; }
+    return count;
+  }
+
+  [[nodiscard]] slot_id take_slot(layer_id layer) noexcept
+  {
+    slot_id const slot = pool_.acquire(layer);
+    slots_peak_ = std::max(slots_peak_, slots_in_use());
+    return slot;
+  }
+
+  // -- write-back
+
+  [[nodiscard]] std::uint32_t unsent(row_id row) const noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    return state.offloads && sequences_[row].open() ? sequences_[row].sealed - state.sent : 0;
+  }
+
+  void send_block(row_id row) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    sequence_state& sequence = sequences_[row];
+    std::uint32_t const block = state.sent;
+    if (is_none(sequence.host_blocks[block])) {
+      host_block_id const before = block == 0 ? none<host_block_id> : sequence.host_blocks[block - 1];
+      host_block_id const hint = is_none(before) ? before : static_cast<host_block_id>(to_number(before) + 1);
+      sequence.host_blocks[block] = store_.acquire_reserved(hint, state.host_reserved);
+      --state.host_reserved;
+    }
+    writes_.add_block(
+      {.row = row, .sequence = sequence.id, .first = block, .last = block + 1}, sequence.host_blocks[block]);
+    std::uint32_t ring = budget_.ring;
+    if (state.mode == row_mode::sparse_offloaded) {
+      for (ring = 0; leases_.ring(row, ring).block != static_cast<block_id>(block);) { ++ring; }
+      leases_.ring(row, ring).state = ring_state::writing;
+    }
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected) { return; }
+      slot_id const slot =
+        ring == budget_.ring ? leases_.placed(layer, lane, block) : leases_.ring_slot(layer, lane, ring);
+      auto const group = static_cast<std::uint32_t>(to_index(lane) % geometry_.head_groups);
+      writes_.add_lane(
+        layer, slot,
+        copy_run{
+          .target = store_.ref().address(layer, group, sequence.host_blocks[block]),
+          .source = pool_.ref().address(layer, slot),
+          .bytes = layout_.block_bytes});
+    });
+    ++state.sent;
+  }
+
+  bool end_write_batch() noexcept
+  {
+    return writes_.end_oldest(pool_, store_, [&](write_part const& part, bool arrived) {
+      if (sequences_[part.row].id != part.sequence) { return; }
+      row_blocks& state = rows_[to_index(part.row)];
+      if (!arrived) { ++failed_writes_; }
+      for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+        ring_place& place = leases_.ring(part.row, i);
+        bool const named = place.state == ring_state::writing && to_index(place.block) >= part.first &&
+          to_index(place.block) < part.last;
+        if (named) { place.state = arrived ? ring_state::written : ring_state::sealed; }
+      }
+      if (arrived) {
+        state.written = std::max(state.written, part.last);
+      } else {
+        state.sent = std::min(state.sent, part.first);
+      }
+    });
+  }
+
+  /// The device learns host blocks in the order of the stream, before any slot of theirs may be refilled.
+  void tell_written(row_id row) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    for (; state.known < state.written; ++state.known) {
+      staging_.patch(
+        compute_, books_.host_blocks() + to_index(row) * budget_.max_blocks + state.known,
+        sequences_[row].host_blocks[state.known]);
+    }
+  }
+
+  // -- the ring of a sparse row
+
+  /// Takes back slots that exchanges have freed, and starts the next exchange: one place of a row at a time.
+  void turn_ring(row_id row) noexcept
+  {
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      ring_place& place = leases_.ring(row, i);
+      if (place.state != ring_state::exchanging || !staging_.passed(place.serial)) { continue; }
+      bool complete = true;
+      for_lanes(row, [&](layer_id layer, lane_id lane) {
+        if (kind_of(layer) != layer_kind::selected) { return; }
+        slot_id const given = books_.spare()[spare_index(layer, lane, i)];
+        if (is_none(given)) {
+          complete = false;
+        } else if (given != leases_.ring_slot(layer, lane, i)) {
+          swap_lease(layer, lane, leases_.ring_slot(layer, lane, i), given);
+          leases_.ring_slot(layer, lane, i) = given;
+        }
+      });
+      place.state = complete ? ring_state::spare : ring_state::written;
+    }
+    if (leases_.find_ring(row, ring_state::exchanging) != budget_.ring) { return; }
+    std::uint32_t const next = leases_.find_ring(row, ring_state::written);
+    if (next == budget_.ring || rows_[to_index(row)].known <= to_index(leases_.ring(row, next).block)) { return; }
+    bool const again = leases_.ring(row, next).serial != 0;
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected) { return; }
+      slot_id& spare = books_.spare()[spare_index(layer, lane, next)];
+      if (again && !is_none(spare)) { return; }  // this lane's exchange went through at the last try
+      spare = none<slot_id>;
+      staging_.exchange(
+        compute_,
+        {.layer = layer,
+         .lane = lane,
+         .written = leases_.ring_slot(layer, lane, next),
+         .spare_place = static_cast<std::uint32_t>(spare_index(layer, lane, next))});
+    });
+    leases_.ring(row, next).state = ring_state::exchanging;
+    leases_.ring(row, next).serial = staging_.serial();
+  }
+
+  /// The lease's member that left is replaced by the one that came, in the host's copy of the list.
+  void swap_lease(layer_id layer, lane_id lane, slot_id came, slot_id left) noexcept
+  {
+    slot_id* const lease = leases_.lease(layer, lane);
+    for (std::uint32_t i = 0; i < leases_.lease_count(layer, lane); ++i) {
+      if (lease[i] == left) {
+        lease[i] = came;
+        return;
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint64_t spare_index(layer_id layer, lane_id lane, std::uint32_t place) const
+  {
+    return books_.residency().lane_index(layer, lane) * budget_.ring + place;
+  }
+
+  // -- opening blocks
+
+  status cover_digests(row_id row, std::uint32_t blocks) noexcept
+  {
+    std::uint32_t written = 0;
+    if (status const covered = digests_.cover(row, blocks, extent_patches_, written); covered != status::ok) {
+      return covered;
+    }
+    extents_reserved_ -= written;
+    auto* const table = const_cast<std::int32_t*>(digests_.ref().extent_of);
+    for (std::uint32_t i = 0; i < written; ++i) {
+      staging_.patch(compute_, table + extent_patches_[i].index, static_cast<std::int32_t>(extent_patches_[i].value));
+    }
+    return status::ok;
+  }
+
+  /// Frees the slots of blocks that have left the windows of windowed layers.
+  void release_windows(row_id row, std::uint32_t new_tokens) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    for (std::uint32_t l = 0; l < geometry_.layers; ++l) {
+      auto const layer = static_cast<layer_id>(l);
+      layer_group const group = geometry_.group_of(layer);
+      if (group.kind != layer_kind::windowed) { continue; }
+      std::uint32_t const first = first_window_block(
+        sequences_[row].tokens + new_tokens, new_tokens, group.window_tokens, geometry_.block_tokens);
+      std::uint32_t const sinks = sink_blocks(group.sink_tokens, geometry_.block_tokens);
+      for (std::uint32_t& begin = window_begin(row, l); begin < std::min(first, state.opened); ++begin) {
+        if (begin < sinks) { continue; }
+        for (std::uint32_t g = 0; g < geometry_.head_groups; ++g) {
+          lane_id const lane = lane_of(row, g, geometry_.head_groups);
+          staging_.patch(compute_, books_.residency().slots_of_lane(layer, lane) + begin, none<slot_id>);
+          free_placed(layer, lane, begin);
+        }
+      }
+    }
+  }
+
+  status open_block(row_id row, std::uint32_t block) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    bool const sparse = state.mode == row_mode::sparse_offloaded;
+    std::uint32_t const ring = sparse ? leases_.find_ring(row, ring_state::spare) : budget_.ring;
+    if (sparse && ring == budget_.ring) { return status::stalled; }
+    bool lacking = false;
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      slot_id slot = none<slot_id>;
+      if (in_lease(state, layer)) {
+        slot = leases_.ring_slot(layer, lane, ring);
+      } else {
+        slot = take_slot(layer);
+        leases_.placed(layer, lane, block) = slot;
+      }
+      if (is_none(slot)) {
+        lacking = true;
+        return;
+      }
+      staging_.patch(compute_, &word(layer, slot)->block, static_cast<block_id>(block));
+      staging_.patch(compute_, &word(layer, slot)->state, slot_state::open);
+      staging_.patch(compute_, books_.residency().slots_of_lane(layer, lane) + block, slot);
+    });
+    if (sparse) { leases_.ring(row, ring) = {.state = ring_state::open, .block = static_cast<block_id>(block)}; }
+    return lacking ? status::capacity_exceeded : status::ok;
+  }
+
+  /// Tables of lanes that keep every block resident list all of them; they change when a block opens, and need no launch
+  /// of their own in a step.
+  void list_blocks(row_id row, std::uint32_t blocks) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    if (state.listed == blocks) { return; }
+    lane_table_ref const table = books_.table();
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) == layer_kind::windowed || in_lease(state, layer)) { return; }
+      std::uint64_t const books = books_.residency().lane_index(layer, lane);
+      for (std::uint32_t b = state.listed; b < blocks; ++b) {
+        staging_.patch(compute_, table.listed + books * table.stride + b, leases_.placed(layer, lane, b));
+      }
+      for (std::uint32_t b = blocks; b < state.listed; ++b) {
+        staging_.patch(compute_, table.listed + books * table.stride + b, none<slot_id>);
+      }
+      staging_.patch(compute_, table.listed_count + books, blocks);
+    });
+    state.listed = blocks;
+  }
+
+  // -- from dense to sparse
+
+  /// Shrinks a row's slots to its quota: open blocks move into the ring, and of the sealed ones those stay that warm_up
+  /// chose, then the first and the latest. All sealed blocks are on the host.
+  status leave_dense(row_id row) noexcept
+  {
+    // Words that are still staged speak of the slots as they were.
+    if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
+    row_blocks& state = rows_[to_index(row)];
+    std::uint32_t const sealed = sequences_[row].sealed;
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      bool const holds = sealed + i < state.opened;
+      leases_.ring(row, i) =
+        holds ? ring_place{.state = ring_state::open, .block = static_cast<block_id>(sealed + i)} : ring_place{};
+    }
+    bool lacking = false;
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) == layer_kind::selected && !lacking) { lacking = !shrink_lane(row, layer, lane, sealed); }
+    });
+    if (lacking) { return staging_.failure() == status::ok ? status::capacity_exceeded : staging_.failure(); }
+    for_reservation(state.prompt_tokens, sequences_[row].max_tokens, true, [&](std::size_t pool, std::uint64_t slots) {
+      reserved_[pool] -= slots;
+    });
+    for_reservation(state.prompt_tokens, sequences_[row].max_tokens, false, [&](std::size_t pool, std::uint64_t slots) {
+      reserved_[pool] += slots;
+    });
+    state.mode = row_mode::sparse_offloaded;
+    return staging_.flush(compute_);
+  }
+
+  [[nodiscard]] bool shrink_lane(row_id row, layer_id layer, lane_id lane, std::uint32_t sealed) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    std::uint32_t kept = 0;
+    auto const keep = [&](std::uint32_t block) {
+      if (kept < budget_.lease && kept_mark_[block] == 0) {
+        kept_mark_[block] = 1;
+        ++kept;
+      }
+    };
+    for (std::uint32_t b = 0; b < sealed; ++b) { kept_mark_[b] = 0; }
+    if (state.warm) {
+      block_id const* const chosen =
+        books_.kept() + books_.residency().lane_index(layer, lane) * books_.sizes().max_selected;
+      for (std::uint32_t i = 0; i < books_.sizes().max_selected && !is_none(chosen[i]); ++i) {
+        if (to_index(chosen[i]) < sealed) { keep(static_cast<std::uint32_t>(to_index(chosen[i]))); }
+      }
+    }
+    if (sealed > 0) { keep(0); }
+    for (std::uint32_t b = sealed; b > 0; --b) { keep(b - 1); }
+    leased_slot* const list = staging_.lease(
+      compute_,
+      lease_change{
+        .layer = layer,
+        .lane = lane,
+        .lease_count = budget_.lease,
+        .held_count = budget_.ring,
+        .blocks = state.opened});
+    if (list == nullptr) { return false; }
+    std::uint32_t filled = 0;
+    for (std::uint32_t b = 0; b < sealed; ++b) {
+      if (kept_mark_[b] != 0) {
+        list[filled++] = {.slot = leases_.placed(layer, lane, b), .block = static_cast<block_id>(b)};
+      } else {
+        free_placed(layer, lane, b);
+      }
+      leases_.placed(layer, lane, b) = none<slot_id>;
+    }
+    bool lacking = false;
+    auto const empty_slot = [&] {
+      slot_id const slot = take_slot(layer);
+      lacking = lacking || is_none(slot);
+      return slot;
+    };
+    while (filled < budget_.lease) { list[filled++] = {.slot = empty_slot()}; }
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      std::uint32_t const block = sealed + i;
+      bool const holds = block < state.opened;
+      slot_id const slot = holds ? leases_.placed(layer, lane, block) : empty_slot();
+      list[filled++] = {.slot = slot, .block = holds ? static_cast<block_id>(block) : none<block_id>};
+      leases_.ring_slot(layer, lane, i) = slot;
+      if (holds) { leases_.placed(layer, lane, block) = none<slot_id>; }
+    }
+    for (std::uint32_t i = 0; i < budget_.lease; ++i) { leases_.lease(layer, lane)[i] = list[i].slot; }
+    leases_.lease_count(layer, lane) = budget_.lease;
+    return !lacking;
+  }
+
+  B* backend_;
+  stream_ref compute_;
+  kv_geometry geometry_;
+  block_layout layout_;
+  slot_budget budget_;
+  nanoseconds wait_limit_;
+  slot_pool<B> pool_;
+  host_store<B> store_;
+  digest_store<B> digests_;
+  device_books<B> books_;
+  lease_book leases_;
+  sequence_book sequences_;
+  change_staging<B, Replacement> staging_;
+  write_back_queue<B> writes_;
+  detail::owned_event<B> appended_;
+  std::vector<row_blocks> rows_;
+  std::vector<std::uint64_t> reserved_;  // [layers] of pools lent per layer, else [1]: slots kept back for open rows
+  std::vector<std::uint32_t>
+    window_begin_;                       // [rows, layers] first block of a windowed layer that still may have a slot
+  std::vector<std::uint8_t> kept_mark_;  // [max_blocks] of the lane being shrunk
+  std::vector<extent_patch> extent_patches_;
+  std::uint32_t extents_reserved_ = 0;
+  std::uint64_t written_bytes_ = 0;
+  std::uint64_t failed_writes_ = 0;
+  std::uint64_t spare_waits_ = 0;
+  std::uint64_t slots_peak_ = 0;
+};
+
+}  // namespace pulseinfer

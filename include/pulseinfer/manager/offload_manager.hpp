@@ -1,0 +1,1143 @@
+#pragma once
+
+/// The manager that a host engine holds: binds the policies, owns the memory, and runs the loop over visits.
+
+#include <pulseinfer/concepts/admission_policy.hpp>
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/host_types.hpp>
+#include <pulseinfer/concepts/layer_scheduler.hpp>
+#include <pulseinfer/concepts/replacement.hpp>
+#include <pulseinfer/concepts/selector.hpp>
+#include <pulseinfer/concepts/transfer_engine.hpp>
+#include <pulseinfer/detail/handles.hpp>
+#include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/manager/block_keeper.hpp>
+#include <pulseinfer/manager/list_arena.hpp>
+#include <pulseinfer/manager/options.hpp>
+#include <pulseinfer/manager/recall_ring.hpp>
+#include <pulseinfer/manager/row_runtime.hpp>
+#include <pulseinfer/manager/slot_budget.hpp>
+#include <pulseinfer/manager/step_loop.hpp>
+#include <pulseinfer/operation/append_tokens.hpp>
+#include <pulseinfer/operation/keep_selection.hpp>
+#include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/resolve_blocks.hpp>
+#include <pulseinfer/operation/select_window.hpp>
+#include <pulseinfer/replacement/lru.hpp>
+#include <pulseinfer/view/decision.hpp>
+#include <pulseinfer/view/mailbox.hpp>
+#include <pulseinfer/view/step_sample.hpp>
+#include <pulseinfer/view/ticket.hpp>
+#include <pulseinfer/view/visit.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pulseinfer {
+
+/// A row of the step that begins.
+struct step_row {
+  row_id row = none<row_id>;
+  std::uint32_t tokens = 1;        ///< tokens that the step appends
+  std::uint32_t token_offset = 0;  ///< the row's first token in the engine's [tokens, heads, dim] tensors
+};
+
+/// How many of a row's new tokens stay.
+struct commit_row {
+  row_id row = none<row_id>;
+  std::uint32_t accepted = 1;
+};
+
+/// A request's lengths.
+struct sequence_options {
+  std::uint32_t prompt_tokens = 0;  ///< while fewer are committed, every block stays resident: the prefill lease
+  std::uint32_t max_tokens = 0;     ///< prompt and output
+};
+
+/// Rows of a ticket, bit i of word i / 64 for the i-th row that was passed to begin_recall. Valid until the next call.
+struct row_mask {
+  std::span<std::uint64_t const> words = {};
+
+  [[nodiscard]] bool test(std::uint32_t place) const { return ((words[place / 64] >> (place % 64)) & 1U) != 0; }
+};
+
+/// Device and host memory of a manager, in bytes.
+struct memory_use {
+  std::uint64_t slot_bytes = 0;       ///< slots in use
+  std::uint64_t slot_bytes_peak = 0;  ///< since construction or reset_peak
+  std::uint64_t digest_bytes = 0;     ///< digest extents in use
+  std::uint64_t book_bytes = 0;       ///< ids, counts, tables
+  std::uint64_t host_bytes = 0;       ///< host blocks in use
+};
+
+/// Composes the policies over a backend. One thread drives it. The backend, the compute stream and what the host engine
+/// lends must outlive it.
+///
+/// Stream order: what `begin_step` and `enter` enqueue goes to the compute stream given at construction, on which the host
+/// engine enqueues its projections and attention too; copies run on streams of the manager's own.
+template <
+  class B, class Selector, class TransferEngine, class LayerScheduler, class AdmissionPolicy, class Replacement = lru>
+class offload_manager {
+  static_assert(backend<B>, "B must model backend; see explain_backend");
+  static_assert(selector_for<Selector, B>, "Selector must model selector_for<B>; see explain_selector");
+  static_assert(
+    transfer_engine_for<TransferEngine, B>,
+    "TransferEngine must model transfer_engine_for<B>; see explain_transfer_engine");
+  static_assert(
+    layer_scheduler<LayerScheduler>, "LayerScheduler must model layer_scheduler; see explain_layer_scheduler");
+  static_assert(
+    admission_policy<AdmissionPolicy>, "AdmissionPolicy must model admission_policy; see explain_admission_policy");
+  static_assert(replacement<Replacement>, "Replacement must model replacement; see explain_replacement");
+
+ public:
+  using stream_ref = typename B::stream_ref;
+  static constexpr bool hits_first = LayerScheduler::hits_first;
+
+  /// @throws configuration_error with the numbers that do not fit; resource_error where memory or handles are lacking
+  offload_manager(
+    B& backend, stream_ref compute, kv_geometry const& geometry, manager_options const& options,
+    Selector const& selector = {}, TransferEngine const& transfer = {}, LayerScheduler const& scheduler = {},
+    AdmissionPolicy const& admission = {}, Replacement const& policy = {})
+    : backend_{&backend},
+      compute_{compute},
+      geometry_{geometry},
+      layout_{make_block_layout(geometry)},
+      options_{options},
+      policy_{policy},
+      scheduler_{scheduler},
+      admission_{admission},
+      selector_{selector.bind(
+        backend,
+        selector_limits{
+          .geometry = geometry,
+          .layout = layout_,
+          .max_rows = options.max_rows,
+          .max_blocks = blocks_of_longest(geometry, options),
+          .max_step_tokens = std::max(options.max_step_tokens, options.warm_up_queries)})},
+      budget_{make_slot_budget(
+        geometry, options, selector_.dense_tokens(),
+        [this](layer_id layer) { return selector_.budget_blocks(layer); })},
+      keeper_{backend, compute, geometry, layout_, options, budget_, digest_bytes(geometry), policy},
+      transfer_{transfer.bind(
+        backend,
+        transfer_limits{
+          .max_rows = options.max_rows,
+          .max_entries = max_entries(),
+          .head_groups = geometry.head_groups,
+          .layout = layout_})},
+      copies_{backend, stream_priority::high},
+      recalls_{
+        backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows, max_entries(),
+        TransferEngine::plans_on},
+      arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
+      mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * sizeof(row_mailbox)},
+      rows_(options.max_rows),
+      retained_totals_(options.max_rows),
+      mask_words_(divide_up(options.max_rows, 64U))
+  {
+    for (std::uint32_t r = 0; r < options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
+    scheduler_rows_.reserve(options.max_rows);
+    chosen_.resize(options.max_rows);
+    step_rows_.reserve(options.max_rows);
+    due_.reserve(options.max_rows);
+    waits_.reserve(std::size_t{2} * options.max_rows);
+    sample_.begin = backend.now();
+  }
+
+  offload_manager(offload_manager&&) = delete;
+
+  /// Waits until nothing flies that names the manager's memory, at most options.wait_limit.
+  ~offload_manager() { static_cast<void>(drain(backend_->now() + options_.wait_limit)); }
+
+  // -- sequences, between steps
+
+  /// Asks for a place for a request. `queued`: ask again when something has ended; `rejected`: it can never fit, and
+  /// `explain_refusal` says why. On `admitted`, `row` is its place, and all that it may need is kept back for it.
+  [[nodiscard]] admission open(sequence_options const& request, row_id& row) noexcept
+  {
+    retire();
+    row = none<row_id>;
+    if (
+      request.max_tokens == 0 || request.max_tokens > options_.max_tokens ||
+      request.prompt_tokens > request.max_tokens) {
+      return admission::rejected;
+    }
+    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
+    capacity const free = keeper_.capacity_now(running_rows());
+    admission const said = admission_.admit(wanted, free);
+    if (said != admission::admitted) { return said; }
+    row_id const place = free_row();
+    if (is_none(place) || !keeper_.slots_fit(request.prompt_tokens, request.max_tokens)) { return admission::queued; }
+    if (keeper_.open(place, request.prompt_tokens, request.max_tokens) != status::ok) { return admission::queued; }
+    std::uint32_t const number = rows_[to_index(place)].number;
+    rows_[to_index(place)] = row_runtime{.number = number};
+    row = place;
+    return admission::admitted;
+  }
+
+  /// The numbers that keep a request out now.
+  [[nodiscard]] std::string explain_refusal(sequence_options const& request) const
+  {
+    auto const number = [](std::uint64_t value) { return std::to_string(value); };
+    if (
+      request.max_tokens == 0 || request.max_tokens > options_.max_tokens ||
+      request.prompt_tokens > request.max_tokens) {
+      return "a request of " + number(request.prompt_tokens) + " prompt tokens and " + number(request.max_tokens) +
+        " in all; the manager is built for 1 to " + number(options_.max_tokens);
+    }
+    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
+    capacity const free = keeper_.capacity_now(running_rows());
+    return "needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) + " run), " +
+      number(std::max(wanted.slots_prefill, wanted.slots_decode)) + " slots (" + number(free.slots_free) + " of " +
+      number(free.slots_total) + " free), " + number(wanted.host_blocks) + " host blocks (" +
+      number(free.host_blocks_free) + " of " + number(free.host_blocks_total) + " free) and " +
+      number(wanted.digest_extents) + " digest extents (" + number(free.digest_extents_free) + " of " +
+      number(free.digest_extents_total) + " free)";
+  }
+
+  /// Ends a row's sequence. Where its recall still flies, the row is given back once that is complete.
+  /// @status out_of_range, invalid_state: no open sequence there
+  status close(row_id row) noexcept
+  {
+    if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+    if (!keeper_.sequences()[row].open() || rows_[to_index(row)].closing) { return status::invalid_state; }
+    rows_[to_index(row)].closing = true;
+    leave_recall(row);
+    rows_[to_index(row)].progress = row_progress::outside;
+    std::erase(step_rows_, row);
+    std::erase(due_, row);
+    retire();
+    return status::ok;
+  }
+
+  // -- a step
+
+  /// Begins a step for these rows: lengths, leases and write-backs, all that the host knows. Late rows of the step before
+  /// stay in it and are not named again. On any status but ok nothing has begun; on invalid ones nothing has changed.
+  /// @status out_of_range, invalid_state (not open, late, or named twice), invalid_argument (0 tokens, or more than the
+  ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); stalled, drain_timeout where
+  ///         the device does not get on
+  status begin_step(std::span<step_row const> rows) noexcept
+  {
+    retire();
+    if (status const sound = check_step(rows); sound != status::ok) { return sound; }
+    close_sample();
+    settle_lateness();
+    keeper_.poll();
+    arena_.next_step();
+    keeper_.set_step(++step_);
+    for (step_row const& r : rows) {
+      if (status const ready = prepare_row(r); ready != status::ok) { return ready; }
+    }
+    if (status const flushed = keeper_.flush(); flushed != status::ok) { return flushed; }
+    row_id* const list = arena_.take(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      row_runtime& state = rows_[to_index(rows[i].row)];
+      state.progress = row_progress::begun;
+      state.code = status::ok;
+      state.layer = none<layer_id>;
+      state.new_tokens = rows[i].tokens;
+      step_rows_.push_back(rows[i].row);
+      list[i] = rows[i].row;
+    }
+    begun_ = {.ids = list, .count = static_cast<std::uint32_t>(rows.size())};
+    sample_.rows = static_cast<std::uint32_t>(step_rows_.size());
+    return status::ok;
+  }
+
+  /// The rows that the last begin_step named.
+  [[nodiscard]] row_list rows() const noexcept { return begun_; }
+  [[nodiscard]] layer_id first_layer() const noexcept { return layer_id{0}; }
+
+  /// Appends the rows' keys and values at `layer`, updates digests and begins their recall; what the loop calls `enter`.
+  /// @param keys [tokens, kv_heads, head_dim]   @param values [tokens, kv_heads, value_dim]; both empty where the host
+  ///        engine writes its cache itself   @param queries [tokens, query_heads, head_dim]
+  /// @status invalid_argument: shapes that the geometry does not have; invalid_state: a row that is not due at this layer
+  template <host_tensor Keys, host_tensor Values, host_tensor Queries>
+  status enter(layer_id layer, row_list rows, Keys const& keys, Values const& values, Queries const& queries) noexcept
+  {
+    return enter_layer(
+      layer, rows, tensor_traits<Keys>::view(keys), tensor_traits<Values>::view(values),
+      tensor_traits<Queries>::view(queries));
+  }
+
+  /// The visits of this step.
+  [[nodiscard]] step_loop<offload_manager> step() noexcept { return step_loop<offload_manager>{*this}; }
+
+  /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Rows that are late or failed are
+  /// passed over.
+  /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
+  status commit(std::span<commit_row const> rows) noexcept
+  {
+    for (commit_row const& r : rows) {
+      if (!keeper_.sequences().in_range(r.row)) { return status::out_of_range; }
+      if (finished(r.row) && r.accepted > rows_[to_index(r.row)].new_tokens) { return status::invalid_argument; }
+    }
+    for (commit_row const& r : rows) {
+      if (!finished(r.row)) { continue; }
+      if (status const kept = keeper_.commit(r.row, r.accepted); kept != status::ok) { return kept; }
+      rows_[to_index(r.row)].progress = row_progress::outside;
+      std::erase(step_rows_, r.row);
+    }
+    return keeper_.write_back(transfer_);
+  }
+
+  /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
+  /// Moves nothing. Rows that never offload, and layers without selection, are passed over.
+  template <host_tensor Queries>
+  status warm_up(layer_id layer, row_list rows, Queries const& queries) noexcept
+  {
+    tensor_view const view = tensor_traits<Queries>::view(queries);
+    if (!has_layer(layer)) { return status::out_of_range; }
+    if (!fits_queries(view)) { return status::invalid_argument; }
+    if (geometry_.group_of(layer).kind != layer_kind::selected) { return status::ok; }
+    row_list const asking = sublist(
+      rows, [&](row_id row) { return keeper_.row(row).offloads && keeper_.row(row).mode == row_mode::dense_resident; });
+    if (asking.count == 0) { return status::ok; }
+    if (asking.ids == nullptr) { return status::busy; }
+    status result = backend_->launch(
+      compute_,
+      last_queries{
+        .rows = asking,
+        .info = keeper_.books().info(),
+        .asking = keeper_.books().asking(),
+        .queries = static_cast<std::int32_t>(options_.warm_up_queries)});
+    if (result == status::ok) {
+      select_request request = selection_of(layer, asking, view);
+      request.info = keeper_.books().asking();
+      request.most_queries = options_.warm_up_queries;
+      result = selector_.select_async(compute_, request);
+    }
+    if (result == status::ok) {
+      result = backend_->launch(
+        compute_,
+        keep_selection{
+          .rows = asking,
+          .selection = keeper_.books().selection(),
+          .kept = keeper_.books().kept(),
+          .layer = layer,
+          .head_groups = geometry_.head_groups});
+    }
+    if (result == status::ok) {
+      for (row_id const row : asking) { keeper_.mark_warm(row); }
+    }
+    return result;
+  }
+
+  // -- tickets: for engines with a loop of their own
+
+  /// Selects for these rows at `layer`, resolves, and starts the copies of what is missing.
+  /// @param queries [tokens, query_heads, head_dim]   @return the ticket, or why there is none
+  /// @stream the selection is enqueued on `stream`, copies on the manager's own
+  template <host_tensor Queries>
+  status begin_recall(layer_id layer, row_list rows, Queries const& queries, stream_ref stream, ticket& given) noexcept
+  {
+    tensor_view const view = tensor_traits<Queries>::view(queries);
+    if (!has_layer(layer)) { return status::out_of_range; }
+    if (!fits_queries(view)) { return status::invalid_argument; }
+    return start_recall(layer, rows, view, stream, given);
+  }
+
+  /// Which of the ticket's rows have all their blocks.
+  [[nodiscard]] row_mask landed(ticket t) noexcept
+  {
+    std::ranges::fill(mask_words_, 0);
+    recall<B>* const r = recalls_.find(t);
+    if (r != nullptr) {
+      issue_planned(*r);
+      for (std::uint32_t i = 0; i < r->row_count; ++i) {
+        if (row_landed(*r, i)) { mask_words_[i / 64] |= std::uint64_t{1} << (i % 64); }
+      }
+    }
+    return {.words = mask_words_};
+  }
+
+  /// ok: every row's blocks are there; busy: some travel; transfer_failed, aborted, stale_ticket.
+  [[nodiscard]] status status_of(ticket t) noexcept
+  {
+    recall<B>* const r = recalls_.find(t);
+    if (r == nullptr) { return status::stale_ticket; }
+    if (r->aborted) { return status::aborted; }
+    if (r->code != status::ok) { return r->code; }
+    issue_planned(*r);
+    bool travels = false;
+    for (std::uint32_t i = 0; i < r->row_count; ++i) {
+      if (row_failed(*r, i)) { return status::transfer_failed; }
+      travels = travels || !row_landed(*r, i);
+    }
+    return travels ? status::busy : r->code;
+  }
+
+  /// Lets `stream` wait for the ticket's copies. An engine that plans on the host needs the plan first: this then sleeps
+  /// until it is there.
+  status wait_on(ticket t, stream_ref stream) noexcept
+  {
+    recall<B>* const r = recalls_.find(t);
+    if (r == nullptr) { return status::stale_ticket; }
+    if (status const issued = issue_waiting(*r); issued != status::ok) { return issued; }
+    return r->issued ? backend_->wait(stream, r->landed_event) : status::ok;
+  }
+
+  /// Gives the ticket up. Its copies complete all the same, and their blocks stay; only then is its memory used again.
+  status abort(ticket t) noexcept
+  {
+    recall<B>* const r = recalls_.find(t);
+    if (r == nullptr) { return status::stale_ticket; }
+    r->aborted = true;
+    return status::ok;
+  }
+
+  /// The lists of a layer's rows for attention.
+  [[nodiscard]] block_table table(layer_id layer, part which) const noexcept
+  {
+    lane_table_ref const lists = keeper_.books().table();
+    bool const landed_part = which == part::landed;
+    std::uint64_t const first = to_index(layer) * geometry_.head_groups * options_.max_rows;
+    return {
+      .slots = landed_part ? lists.landed : lists.listed + first * lists.stride,
+      .counts = landed_part ? lists.landed_count : lists.listed_count + first,
+      .info = keeper_.books().info(),
+      .pool = keeper_.pool().ref(),
+      .layout = layout_,
+      .layer = layer,
+      .stride = landed_part ? keeper_.books().sizes().max_selected : lists.stride,
+      .head_groups = geometry_.head_groups,
+      .which = which};
+  }
+
+  // -- looking in
+
+  /// Books that follow from completed copies: call it when no step runs for a while.
+  void poll() noexcept
+  {
+    keeper_.poll();
+    retire();
+  }
+
+  /// Sleeps until no copy flies that names the manager's memory.
+  /// @status drain_timeout: some still fly at the deadline
+  status drain(nanoseconds deadline) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      recall<B>& r = recalls_[i];
+      while (r.active && !recalls_.copies_done(r)) {
+        typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
+        if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
+      }
+    }
+    return keeper_.drain(deadline);
+  }
+
+  [[nodiscard]] status row_status(row_id row) const noexcept { return rows_[to_index(row)].code; }
+  [[nodiscard]] row_mode mode_of(row_id row) const noexcept { return keeper_.row(row).mode; }
+  [[nodiscard]] std::uint32_t tokens_of(row_id row) const noexcept { return keeper_.sequences()[row].tokens; }
+  [[nodiscard]] bool is_late(row_id row) const noexcept
+  {
+    row_progress const progress = rows_[to_index(row)].progress;
+    return progress == row_progress::standing || progress == row_progress::begun || progress == row_progress::handed;
+  }
+  /// Figures of the last complete step.
+  [[nodiscard]] step_sample const& last_sample() const noexcept { return last_sample_; }
+  /// Ends the sample of the step that has run, as the next begin_step would.
+  step_sample const& finish_sample() noexcept
+  {
+    close_sample();
+    return last_sample_;
+  }
+  [[nodiscard]] slot_budget const& budget() const noexcept { return budget_; }
+  [[nodiscard]] kv_geometry const& geometry() const noexcept { return geometry_; }
+  [[nodiscard]] block_layout const& layout() const noexcept { return layout_; }
+  [[nodiscard]] device_books<B> const& books() const noexcept { return keeper_.books(); }
+  [[nodiscard]] host_store<B> const& store() const noexcept { return keeper_.store(); }
+  [[nodiscard]] slot_pool<B> const& pool() const noexcept { return keeper_.pool(); }
+  [[nodiscard]] sequence_book const& sequences() const noexcept { return keeper_.sequences(); }
+  [[nodiscard]] auto& selector() noexcept { return selector_; }
+  [[nodiscard]] AdmissionPolicy& admission_policy_state() noexcept { return admission_; }
+
+  [[nodiscard]] memory_use memory() const noexcept
+  {
+    digest_store<B> const& digests = keeper_.digests();
+    block_counts const host = keeper_.store().counts();
+    std::uint64_t const slabs = std::uint64_t{geometry_.layers} * geometry_.head_groups;
+    return {
+      .slot_bytes = keeper_.slots_in_use() * layout_.block_bytes,
+      .slot_bytes_peak = keeper_.slots_peak() * layout_.block_bytes,
+      .digest_bytes = (digests.total_extents() - digests.free_extents()) * digests.extent_bytes(),
+      .book_bytes = keeper_.books().device_bytes(),
+      .host_bytes = (std::uint64_t{host.held} + host.in_flight) * slabs * layout_.block_bytes};
+  }
+  void reset_peak() noexcept { keeper_.reset_slots_peak(); }
+
+  /// Recounts the host's books. @return what is wrong, empty where nothing is
+  [[nodiscard]] std::string audit() { return keeper_.audit(); }
+
+ private:
+  friend class step_loop<offload_manager>;
+
+  struct row_totals {
+    std::uint64_t misses = 0;
+    std::uint64_t hits = 0;
+  };
+
+  [[nodiscard]] static std::uint32_t blocks_of_longest(kv_geometry const& geometry, manager_options const& options)
+  {
+    return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(blocks_of(options.max_tokens, geometry.block_tokens), 0x7FFFFFFFU));
+  }
+
+  [[nodiscard]] std::vector<std::uint64_t> digest_bytes(kv_geometry const& geometry) const
+  {
+    std::vector<std::uint64_t> bytes(geometry.layers, 0);
+    for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
+      auto const id = static_cast<layer_id>(layer);
+      if (geometry.group_of(id).kind == layer_kind::selected) { bytes[layer] = selector_.digest_bytes(id); }
+    }
+    return bytes;
+  }
+
+  [[nodiscard]] std::uint32_t max_entries() const
+  {
+    return options_.max_rows * geometry_.head_groups * budget_.max_selected;
+  }
+
+  [[nodiscard]] row_mailbox& box(row_id row) const noexcept
+  {
+    return mailbox_.template as<row_mailbox>()[to_index(row)];
+  }
+  [[nodiscard]] bool has_layer(layer_id layer) const noexcept
+  {
+    return !is_none(layer) && to_index(layer) < geometry_.layers;
+  }
+  [[nodiscard]] bool finished(row_id row) const noexcept { return rows_[to_index(row)].progress == row_progress::done; }
+  [[nodiscard]] bool fits_queries(tensor_view const& q) const noexcept
+  {
+    return !q.empty() && q.heads == geometry_.query_heads && q.dim == geometry_.head_dim && q.type != dtype::bytes;
+  }
+  [[nodiscard]] bool fits_keys(tensor_view const& k, tensor_view const& v) const noexcept
+  {
+    if (k.empty() && v.empty()) { return true; }
+    bool const keys = !k.empty() && k.heads == geometry_.kv_heads && k.dim == geometry_.head_dim;
+    bool const values = geometry_.value_is_key_prefix
+      ? v.empty()
+      : !v.empty() && v.heads == geometry_.kv_heads && v.dim == geometry_.value_elements();
+    return keys && values;
+  }
+
+  [[nodiscard]] std::uint32_t running_rows() const noexcept
+  {
+    std::uint32_t running = 0;
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      running += keeper_.sequences()[static_cast<row_id>(r)].open() ? 1U : 0U;
+    }
+    return running;
+  }
+
+  [[nodiscard]] row_id free_row() const noexcept
+  {
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      if (!keeper_.sequences()[static_cast<row_id>(r)].open()) { return static_cast<row_id>(r); }
+    }
+    return none<row_id>;
+  }
+
+  /// Rows of `rows` that satisfy `wanted`, in the step's arena; ids is null where the arena is used up.
+  template <class Wanted>
+  [[nodiscard]] row_list sublist(row_list rows, Wanted wanted) noexcept
+  {
+    std::uint32_t count = 0;
+    for (row_id const row : rows) { count += wanted(row) ? 1U : 0U; }
+    if (count == 0) { return {}; }
+    row_id* const list = arena_.take(count);
+    if (list != nullptr) {
+      std::uint32_t place = 0;
+      for (row_id const row : rows) {
+        if (wanted(row)) { list[place++] = row; }
+      }
+    }
+    return {.ids = list, .count = count};
+  }
+
+  // -- beginning and ending
+
+  [[nodiscard]] status check_step(std::span<step_row const> rows) const noexcept
+  {
+    std::uint64_t total = 0;
+    if (rows.size() > options_.max_rows) { return status::out_of_range; }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      step_row const& r = rows[i];
+      if (!keeper_.sequences().in_range(r.row)) { return status::out_of_range; }
+      sequence_state const& sequence = keeper_.sequences()[r.row];
+      row_runtime const& state = rows_[to_index(r.row)];
+      if (!sequence.open() || state.closing || state.progress != row_progress::outside) {
+        return status::invalid_state;
+      }
+      for (std::size_t j = 0; j < i; ++j) {
+        if (rows[j].row == r.row) { return status::invalid_state; }
+      }
+      std::uint32_t const left =
+        keeper_.row(r.row).prompt_tokens > sequence.tokens ? keeper_.row(r.row).prompt_tokens - sequence.tokens : 0;
+      std::uint32_t const most = left == 0
+        ? budget_.max_step_tokens
+        : std::min(std::max(left, budget_.max_step_tokens), budget_.max_prefill_tokens);
+      if (r.tokens == 0 || r.tokens > most) { return status::invalid_argument; }
+      if (std::uint64_t{sequence.tokens} + r.tokens > sequence.max_tokens) { return status::capacity_exceeded; }
+      total += r.tokens;
+    }
+    bool const too_many = options_.max_total_tokens != 0 && total > options_.max_total_tokens;
+    return too_many ? status::capacity_exceeded : status::ok;
+  }
+
+  [[nodiscard]] status prepare_row(step_row const& r) noexcept
+  {
+    if (keeper_.leaves_dense(r.row, r.tokens)) {
+      if (status const written = keeper_.wait_written(r.row, transfer_); written != status::ok) { return written; }
+    }
+    if (status const settled = keeper_.settle(r.row, r.tokens); settled != status::ok) { return settled; }
+    if (status const spare = keeper_.ensure_spares(r.row, r.tokens, transfer_); spare != status::ok) { return spare; }
+    if (status const opened = keeper_.open_blocks(r.row, r.tokens); opened != status::ok) { return opened; }
+    if (status const appended = keeper_.sequences().append(r.row, r.tokens); appended != status::ok) {
+      return appended;
+    }
+    keeper_.tell_row(r.row, r.tokens, r.token_offset);
+    return status::ok;
+  }
+
+  void settle_lateness() noexcept
+  {
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      row_runtime& state = rows_[r];
+      bool const late = is_late(static_cast<row_id>(r));
+      state.late_history = static_cast<std::uint8_t>((state.late_history << 1U) | (late ? 1U : 0U));
+    }
+  }
+
+  void close_sample() noexcept
+  {
+    nanoseconds const now = backend_->now();
+    std::uint64_t misses = 0;
+    std::uint64_t hits = 0;
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      row_mailbox const& words = box(static_cast<row_id>(r));
+      row_totals const total{
+        .misses = device::load_relaxed(&words.total_misses), .hits = device::load_relaxed(&words.total_hits)};
+      misses += total.misses - retained_totals_[r].misses;
+      hits += total.hits - retained_totals_[r].hits;
+      retained_totals_[r] = total;
+    }
+    sample_.step = step_;
+    sample_.recalled_blocks = misses;
+    sample_.recalled_bytes = misses * layout_.block_bytes;
+    sample_.selected_blocks = misses + hits;
+    sample_.written_bytes = keeper_.written_bytes() - written_before_;
+    written_before_ = keeper_.written_bytes();
+    sample_.late_rows = 0;
+    for (row_id const row : step_rows_) { sample_.late_rows += is_late(row) ? 1U : 0U; }
+    sample_.end = now;
+    if (sample_.rows != 0) {
+      last_sample_ = sample_;
+      admission_.observe(last_sample_);
+    }
+    sample_ = step_sample{.begin = now};
+  }
+
+  /// Gives rows back whose close waited for copies.
+  void retire() noexcept
+  {
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      if (!rows_[r].closing || recall_flies(static_cast<row_id>(r))) { continue; }
+      rows_[r].closing = false;
+      keeper_.close(static_cast<row_id>(r));
+    }
+  }
+
+  /// Whether any recall that names the row's slots is not complete.
+  [[nodiscard]] bool recall_flies(row_id row) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      recall<B>& r = recalls_[i];
+      if (!r.active || recalls_.copies_done(r)) { continue; }
+      for (std::uint32_t place = 0; place < r.row_count; ++place) {
+        if (r.rows[place] == row) { return true; }
+      }
+    }
+    return false;
+  }
+
+  // -- entering a layer
+
+  [[nodiscard]] bool due_at(row_id row, layer_id layer) const noexcept
+  {
+    row_runtime const& state = rows_[to_index(row)];
+    if (state.progress == row_progress::begun) { return layer == first_layer(); }
+    return state.progress == row_progress::handed && to_number(layer) == to_number(state.layer) + 1;
+  }
+
+  status enter_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
+  {
+    if (!has_layer(layer)) { return status::out_of_range; }
+    if (!fits_queries(queries) || !fits_keys(keys, values)) { return status::invalid_argument; }
+    for (row_id const row : rows) {
+      if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+      if (!due_at(row, layer)) { return status::invalid_state; }
+    }
+    row_list const kept = sublist(rows, [](row_id) { return true; });
+    if (kept.count == 0) { return status::ok; }
+    if (kept.ids == nullptr) { return status::busy; }
+    if (!keys.empty()) {
+      status const appended = backend_->launch(
+        compute_,
+        append_tokens{
+          .layer = layer,
+          .rows = kept,
+          .info = keeper_.books().info(),
+          .keys = keys,
+          .values = values,
+          .residency = keeper_.books().residency(),
+          .pool = keeper_.pool().ref(),
+          .layout = layout_,
+          .head_groups = geometry_.head_groups,
+          .most_tokens = most_tokens(kept)});
+      if (appended != status::ok) { return appended; }
+    }
+    if (status const digested = digest(layer, kept); digested != status::ok) { return digested; }
+    ticket given;
+    if (status const started = start_recall(layer, kept, queries, compute_, given); started != status::ok) {
+      return started;
+    }
+    bool all_resident = true;
+    for (row_id const row : kept) {
+      leave_recall(row);
+      row_runtime& state = rows_[to_index(row)];
+      state.progress = row_progress::standing;
+      state.layer = layer;
+      state.attended_hits = false;
+      state.counted = false;
+      state.misses = 0;
+      state.bytes = 0;
+      state.entered = backend_->now();
+      state.resident = !travels(row, layer);
+      if (!state.resident) {
+        state.recall = given.index;
+        ++recalls_[given.index].users;
+        all_resident = false;
+      }
+    }
+    if constexpr (hits_first) {
+      due_whole_ = all_resident && (due_.empty() || due_whole_);
+      due_.insert(due_.end(), kept.begin(), kept.end());
+    }
+    return status::ok;
+  }
+
+  [[nodiscard]] std::uint32_t most_tokens(row_list rows) const noexcept
+  {
+    std::uint32_t most = 1;
+    for (row_id const row : rows) { most = std::max(most, rows_[to_index(row)].new_tokens); }
+    return most;
+  }
+
+  /// Whether blocks of the row may have to travel in this layer.
+  [[nodiscard]] bool travels(row_id row, layer_id layer) const noexcept
+  {
+    return keeper_.row(row).mode == row_mode::sparse_offloaded &&
+      geometry_.group_of(layer).kind == layer_kind::selected;
+  }
+
+  status digest(layer_id layer, row_list rows) noexcept
+  {
+    if (geometry_.group_of(layer).kind != layer_kind::selected) { return status::ok; }
+    row_list const digested = sublist(rows, [&](row_id row) { return keeper_.row(row).offloads; });
+    if (digested.count == 0) { return status::ok; }
+    if (digested.ids == nullptr) { return status::busy; }
+    return selector_.digest_async(
+      compute_,
+      digest_request{
+        .layer = layer,
+        .rows = digested,
+        .info = keeper_.books().info(),
+        .residency = keeper_.books().residency(),
+        .pool = keeper_.pool().ref(),
+        .layout = layout_,
+        .digests = keeper_.digests().ref(),
+        .most_touched = static_cast<std::uint32_t>(window_blocks(most_tokens(digested), geometry_.block_tokens))});
+  }
+
+  [[nodiscard]] select_request selection_of(layer_id layer, row_list rows, tensor_view queries) const noexcept
+  {
+    select_request request{
+      .layer = layer,
+      .rows = rows,
+      .info = keeper_.books().info(),
+      .queries = queries,
+      .digests = keeper_.digests().ref(),
+      .selection = keeper_.books().selection()};
+    for (row_id const row : rows) {
+      sequence_state const& sequence = keeper_.sequences()[row];
+      request.most_blocks = std::max(request.most_blocks, budget_.blocks(sequence.tokens + sequence.pending));
+      request.most_queries = std::max(request.most_queries, rows_[to_index(row)].new_tokens);
+    }
+    return request;
+  }
+
+  status start_recall(layer_id layer, row_list rows, tensor_view queries, stream_ref stream, ticket& given) noexcept
+  {
+    layer_group const group = geometry_.group_of(layer);
+    row_list const choosing =
+      sublist(rows, [&](row_id row) { return group.kind == layer_kind::windowed || travels(row, layer); });
+    if (choosing.count != 0 && choosing.ids == nullptr) { return status::busy; }
+    if (status const got = recalls_.acquire(given, backend_->now() + options_.wait_limit); got != status::ok) {
+      return got;
+    }
+    recall<B>& r = recalls_[given.index];
+    r.layer = layer;
+    if (choosing.count == 0) { return status::ok; }
+    if (group.kind == layer_kind::windowed) {
+      status const listed = backend_->launch(
+        stream,
+        select_window{
+          .rows = choosing,
+          .info = keeper_.books().info(),
+          .selection = keeper_.books().selection(),
+          .window_tokens = group.window_tokens,
+          .sink_tokens = group.sink_tokens,
+          .block_tokens = geometry_.block_tokens,
+          .head_groups = geometry_.head_groups});
+      return listed == status::ok ? resolve(layer, choosing, stream) : listed;
+    }
+    r.row_count = choosing.count;
+    for (std::uint32_t i = 0; i < choosing.count; ++i) {
+      row_runtime& state = rows_[to_index(choosing[i])];
+      state.number = state.number + 1 == 0 ? 1 : state.number + 1;
+      r.rows[i] = choosing[i];
+      r.sequence[i] = state.number;
+    }
+    status result = selector_.select_async(stream, selection_of(layer, choosing, queries));
+    if (result == status::ok) { result = resolve(layer, choosing, stream); }
+    if (result == status::ok) {
+      result = backend_->launch(
+        stream,
+        plan_recall{
+          .rows = {.ids = r.rows, .count = r.row_count},
+          .lanes = keeper_.books().plan(),
+          .entries = r.entries,
+          .row_begin = r.row_begin,
+          .mailbox = mailbox_.template as<row_mailbox>(),
+          .sequence = r.sequence,
+          .block_bytes = layout_.block_bytes,
+          .head_groups = geometry_.head_groups,
+          .max_selected = keeper_.books().sizes().max_selected});
+    }
+    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
+    r.planned = result == status::ok;
+    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
+    r.code = result;
+    return result;
+  }
+
+  status resolve(layer_id layer, row_list rows, stream_ref stream) noexcept
+  {
+    return backend_->launch(
+      stream,
+      resolve_blocks<Replacement>{
+        .rows = rows,
+        .selection = keeper_.books().selection(),
+        .residency = keeper_.books().residency(),
+        .pool = keeper_.pool().ref(),
+        .host_blocks = keeper_.books().host_blocks(),
+        .plan = keeper_.books().plan(),
+        .table = keeper_.books().table(),
+        .step = keeper_.books().step(),
+        .layer = layer,
+        .head_groups = geometry_.head_groups,
+        .list_hits_only = hits_first,
+        .policy = policy_});
+  }
+
+  /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the
+  /// slots which they fill.
+  status issue(recall<B>& r) noexcept
+  {
+    recall_plan_ref const plan{
+      .entries = r.entries,
+      .row_begin = r.row_begin,
+      .rows = {.ids = r.rows, .count = r.row_count},
+      .host = keeper_.store().ref(),
+      .pool = keeper_.pool().ref(),
+      .layer = r.layer,
+      .head_groups = geometry_.head_groups,
+      .block_bytes = layout_.block_bytes,
+      .capacity = r.row_count * geometry_.head_groups * budget_.budget_blocks};
+    status result = backend_->wait(copies_.get(), r.planned_event);
+    if (result == status::ok) {
+      result = transfer_.recall_async(
+        copies_.get(), plan,
+        landed_ref{
+          .mailbox = mailbox_.template as<row_mailbox>(),
+          .sequence = r.sequence,
+          .residency = keeper_.books().residency()});
+    }
+    status const recorded = backend_->record(copies_.get(), r.landed_event);
+    r.issued = true;
+    if (result == status::ok) { result = recorded; }
+    if (result != status::ok) {
+      r.code = result;
+      ++failed_transfers_;
+    }
+    return result;
+  }
+
+  /// For engines that plan on the host: enqueues the copies once the plan is there.
+  void issue_planned(recall<B>& r) noexcept
+  {
+    if constexpr (TransferEngine::plans_on == plan_place::host) {
+      bool const waiting = r.active && r.planned && !r.issued;
+      if (waiting && backend_->done(r.planned_event) == event_state::done) { static_cast<void>(issue(r)); }
+    }
+  }
+
+  /// As issue_planned, but sleeps until the plan is there.
+  status issue_waiting(recall<B>& r) noexcept
+  {
+    if constexpr (TransferEngine::plans_on == plan_place::host) {
+      if (r.planned && !r.issued) {
+        typename B::event_ref const event = r.planned_event;
+        status const waited = backend_->wait_any({&event, 1}, backend_->now() + options_.wait_limit);
+        if (waited != status::ok) { return waited; }
+        return issue(r);
+      }
+    }
+    return r.code;
+  }
+
+  [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    row_mailbox const& words = box(r.rows[place]);
+    if (device::load_acquire(&words.landed) == r.sequence[place]) { return true; }
+    return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
+  }
+  [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    return device::load_acquire(&box(r.rows[place]).failed) == r.sequence[place];
+  }
+
+  /// The row no longer stands at its recall.
+  void leave_recall(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    bool const stands = state.progress == row_progress::standing || state.progress == row_progress::handed;
+    if (stands && !state.resident) { --recalls_[state.recall].users; }
+    state.resident = true;
+  }
+
+  // -- the loop
+
+  /// Finds the next visit. @return false: every row of the step is sampled, late or failed
+  bool next_visit(visit& v) noexcept
+  {
+    settle_visit();
+    if constexpr (hits_first) {
+      if (!due_.empty()) { return hand_due(v); }
+    }
+    for (;;) {
+      observe();
+      if (scheduler_rows_.empty()) { return false; }
+      decision const d = scheduler_.decide(scheduler_rows_, link_, backend_->now(), chosen_);
+      if (d.kind == decision_kind::end_step) { return false; }
+      if (d.kind == decision_kind::run && d.rows != 0) {
+        if (hand_chosen(d, v)) { return true; }
+        continue;
+      }
+      if (!sleep()) { return false; }
+    }
+  }
+
+  /// Rows of the visit that the host engine has finished with: sampled ones are done. Rows that were not entered again
+  /// stay where they are, and the step ends without them.
+  void settle_visit() noexcept
+  {
+    for (row_id const row : handed_.rows) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.progress == row_progress::handed && handed_.last) {
+        leave_recall(row);
+        state.progress = row_progress::done;
+      }
+    }
+    handed_ = visit{};
+  }
+
+  /// Rows that have just entered a layer attend what they have, without a decision.
+  bool hand_due(visit& v) noexcept
+  {
+    row_id* const list = arena_.take(due_.size());
+    if (list == nullptr) { return false; }
+    // An engine may enter several groups of rows before it asks for the next visit: one layer at a time.
+    layer_id const layer = rows_[to_index(due_.front())].layer;
+    std::uint32_t count = 0;
+    for (row_id const row : due_) {
+      if (rows_[to_index(row)].layer == layer) { list[count++] = row; }
+    }
+    std::erase_if(due_, [&](row_id row) { return rows_[to_index(row)].layer == layer; });
+    row_list const rows{.ids = list, .count = count};
+    for (row_id const row : rows) {
+      row_runtime& state = rows_[to_index(row)];
+      state.attended_hits = true;
+      if (due_whole_) { state.progress = row_progress::handed; }
+    }
+    hand(v, layer, rows, due_whole_ ? part::whole : part::hits);
+    return true;
+  }
+
+  bool hand_chosen(decision const& d, visit& v) noexcept
+  {
+    row_id* const list = arena_.take(d.rows);
+    if (list == nullptr) { return false; }
+    std::copy_n(chosen_.begin(), d.rows, list);
+    row_list const rows{.ids = list, .count = d.rows};
+    std::uint32_t waited = recalls_.size();
+    for (row_id const row : rows) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.resident) { continue; }
+      recall<B>& r = recalls_[state.recall];
+      if (d.enqueue_wait && state.recall != waited) {
+        if (issue_waiting(r) != status::ok || backend_->wait(compute_, r.landed_event) != status::ok) {
+          fail(row, r.code == status::ok ? status::transfer_failed : r.code);
+          return false;
+        }
+        waited = state.recall;
+      }
+    }
+    bool attended = false;
+    for (row_id const row : rows) {
+      attended = rows_[to_index(row)].attended_hits;
+      rows_[to_index(row)].progress = row_progress::handed;
+    }
+    hand(v, d.layer, rows, attended ? part::landed : part::whole);
+    return true;
+  }
+
+  void hand(visit& v, layer_id layer, row_list rows, part which) noexcept
+  {
+    bool const last = to_index(layer) + 1 == geometry_.layers;
+    v = visit{
+      .layer = layer,
+      .next = last ? none<layer_id> : static_cast<layer_id>(to_number(layer) + 1),
+      .rows = rows,
+      .table = table(layer, which),
+      .part = which,
+      .last = last};
+    handed_ = which == part::hits ? visit{} : v;
+    ++sample_.visits;
+  }
+
+  /// Reads the mailbox and makes the scheduler's view of the rows that stand at a layer.
+  void observe() noexcept
+  {
+    scheduler_rows_.clear();
+    link_.bytes_in_flight = 0;
+    for (row_id const row : step_rows_) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.progress != row_progress::standing) { continue; }
+      row_phase phase = row_phase::ready;
+      if (!state.resident) {
+        recall<B>& r = recalls_[state.recall];
+        issue_planned(r);
+        row_mailbox const& words = box(row);
+        if (device::load_acquire(&words.failed) == state.number || r.code != status::ok) {
+          fail(row, status::transfer_failed);
+          continue;
+        }
+        bool const posted = device::load_acquire(&words.posted) == state.number;
+        if (posted) {
+          state.misses = words.misses + words.flying;
+          state.bytes = words.bytes;
+        }
+        bool const arrived = device::load_acquire(&words.landed) == state.number || (posted && state.misses == 0);
+        phase = arrived ? row_phase::ready : posted ? row_phase::in_flight : row_phase::selecting;
+        if (phase == row_phase::in_flight) { link_.bytes_in_flight += state.bytes; }
+      }
+      scheduler_rows_.push_back(
+        {.row = row,
+         .layer = state.layer,
+         .phase = phase,
+         .attended_hits = state.attended_hits,
+         .must_finish = (state.late_history & 0x7FU) != 0,
+         .misses = state.misses,
+         .bytes = state.bytes,
+         .entered = state.entered});
+    }
+  }
+
+  /// Sleeps until something that a row waits for is complete. @return false where nothing is under way
+  bool sleep() noexcept
+  {
+    waits_.clear();
+    for (scheduler_row const& row : scheduler_rows_) {
+      row_runtime const& state = rows_[to_index(row.row)];
+      if (row.phase == row_phase::ready) { continue; }
+      recall<B> const& r = recalls_[state.recall];
+      waits_.push_back(r.issued && row.phase == row_phase::in_flight ? r.landed_event : r.planned_event);
+    }
+    if (waits_.empty()) { return false; }
+    nanoseconds const before = backend_->now();
+    status const woke = backend_->wait_any(waits_, before + options_.wait_limit);
+    ++sample_.waits;
+    sample_.stalled += backend_->now() - before;
+    if (woke != status::ok) {
+      for (scheduler_row const& row : scheduler_rows_) {
+        if (row.phase != row_phase::ready) { fail(row.row, woke); }
+      }
+    }
+    return true;
+  }
+
+  void fail(row_id row, status code) noexcept
+  {
+    leave_recall(row);
+    rows_[to_index(row)].progress = row_progress::failed;
+    rows_[to_index(row)].code = code;
+    ++sample_.failed_transfers;
+  }
+
+  B* backend_;
+  stream_ref compute_;
+  kv_geometry geometry_;
+  block_layout layout_;
+  manager_options options_;
+  Replacement policy_;
+  LayerScheduler scheduler_;
+  AdmissionPolicy admission_;
+  bound_selector_t<Selector, B> selector_;
+  slot_budget budget_;
+  block_keeper<B, Replacement> keeper_;
+  bound_transfer_t<TransferEngine, B> transfer_;
+  detail::owned_stream<B> copies_;
+  recall_ring<B> recalls_;
+  list_arena<B> arena_;
+  slab<B> mailbox_;  // [max_rows] row_mailbox
+  std::vector<row_runtime> rows_;
+  std::vector<row_totals> retained_totals_;
+  std::vector<std::uint64_t> mask_words_;
+  std::vector<scheduler_row> scheduler_rows_;
+  std::vector<row_id> chosen_;
+  std::vector<row_id> step_rows_;
+  std::vector<row_id> due_;
+  std::vector<typename B::event_ref> waits_;
+  row_list begun_ = {};
+  visit handed_ = {};
+  link_state link_ = {};
+  step_sample sample_ = {};
+  step_sample last_sample_ = {};
+  std::uint64_t written_before_ = 0;
+  std::uint64_t failed_transfers_ = 0;
+  std::uint32_t step_ = 0;
+  bool due_whole_ = false;
+};
+
+}  // namespace pulseinfer

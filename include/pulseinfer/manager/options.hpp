@@ -1,0 +1,32 @@
+#pragma once
+
+/// Sizes of a manager, checked at construction.
+
+#include <pulseinfer/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pulseinfer {
+
+struct manager_options {
+  std::uint32_t max_rows = 1;              ///< sequences that run at once
+  std::uint32_t max_tokens = 0;            ///< tokens of the longest sequence, prompt and output
+  std::uint32_t max_step_tokens = 1;       ///< most tokens that a decoding row appends in a step (1 + drafts)
+  std::uint32_t max_prefill_tokens = 256;  ///< most prompt tokens that a row appends in a step
+  std::uint32_t max_total_tokens = 0;      ///< most tokens of all rows in a step; 0: every row decodes and one prefills
+  std::uint32_t quota_tokens = 0;          ///< hot slots of a lane in a selected layer, in tokens; 0: three budgets
+  std::uint32_t write_back_depth = 2;      ///< sealed blocks of a row whose write-back may be under way
+  std::uint32_t warm_up_queries = 16;      ///< last prompt queries that choose the blocks which stay resident
+  std::uint64_t slots = 0;  ///< slots (per layer where pools are lent per layer); 0: all rows decode, one prefills
+  std::vector<std::byte*> lent_slots = {};  ///< a host engine's pool: one base for all layers, or one per layer
+  std::uint64_t slot_stride = 0;            ///< bytes from slot to slot of lent pools; 0: the block's bytes
+  std::uint64_t host_blocks = 0;            ///< blocks of the host store; 0: every row at its longest
+  std::uint64_t host_limit_bytes = 0;       ///< refuse a host store above this; 0: no limit
+  std::uint32_t recalls = 0;                ///< recalls under way at once; 0: rows + 16
+  nanoseconds wait_limit{
+    std::chrono::seconds{30}};  ///< longest that begin_step waits for the device before it gives up
+};
+
+}  // namespace pulseinfer
