@@ -14,7 +14,7 @@
 
 namespace pulseinfer::test {
 
-/// Closed until opened; each pass closes nothing.
+/// Closed until it is opened.
 class gate {
  public:
   void close()

@@ -2,6 +2,7 @@
 
 /// The work of one stream in the order it was enqueued, with all memory taken at construction.
 
+#include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/stored_operation.hpp>
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/error.hpp>
@@ -23,11 +24,12 @@ struct stream_position {
   std::uint64_t completed = 0;
 };
 
-enum class task_kind : std::uint8_t { operation, copy, wait, stamp };
+enum class task_kind : std::uint8_t { operation, copy, wait };
 
 struct task {
   task_kind kind = task_kind::wait;
-  std::uint64_t order = 0;  ///< over all queues of a backend, in the order of enqueuing
+  std::uint64_t order = 0;          ///< over all queues of a backend, in the order of enqueuing
+  observation* observed = nullptr;  ///< operation and copy: may be nullptr
 
   stored_operation operation;
 
@@ -35,8 +37,7 @@ struct task {
   std::uint32_t runs = 0;
   copy_direction direction = copy_direction::host_to_device;
 
-  stream_position until = {};   // wait
-  nanoseconds* time = nullptr;  // stamp
+  stream_position until = {};  // wait
 };
 
 /// Sizes of a queue. One call of `copy` brings at most `copy_runs` runs.
@@ -76,14 +77,17 @@ class task_queue {
 
   /// Each push needs has_place().
   template <operation Op>
-  void push_operation(std::uint64_t order, Op const& op) noexcept
+  void push_operation(std::uint64_t order, Op const& op, observation* observed) noexcept
   {
-    push(task_kind::operation, order).operation.store(op);
+    task& place = push(task_kind::operation, order);
+    place.operation.store(op);
+    place.observed = observed;
   }
 
-  void push_copy(std::uint64_t order, copy_list list) noexcept
+  void push_copy(std::uint64_t order, copy_list list, observation* observed) noexcept
   {
     task& place = push(task_kind::copy, order);
+    place.observed = observed;
     place.first_run = runs_end_;
     place.runs = list.count;
     place.direction = list.direction;
@@ -92,7 +96,6 @@ class task_queue {
   }
 
   void push_wait(std::uint64_t order, stream_position until) noexcept { push(task_kind::wait, order).until = until; }
-  void push_stamp(std::uint64_t order, nanoseconds* time) noexcept { push(task_kind::stamp, order).time = time; }
 
   /// The oldest task that is not complete. Needs !empty().
   [[nodiscard]] task const& front() const noexcept { return tasks_[completed_ % sizes_.tasks]; }
@@ -109,6 +112,15 @@ class task_queue {
       copy_run const& run = run_of(copy, i);
       if (run.bytes > 0) { std::memcpy(run.target, run.source, run.bytes); }
     }
+  }
+
+  /// What a copy task moves, as the cost of an operation that would do the same.
+  [[nodiscard]] operation_cost cost_of(task const& copy) const noexcept
+  {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < copy.runs; ++i) { bytes += run_of(copy, i).bytes; }
+    if (copy.direction == copy_direction::device_to_device) { return {.device_bytes = 2 * bytes}; }
+    return {.link_bytes = bytes, .link_runs = copy.runs, .to_host = copy.direction == copy_direction::device_to_host};
   }
 
   [[nodiscard]] std::byte* scratch() const noexcept { return scratch_.get(); }

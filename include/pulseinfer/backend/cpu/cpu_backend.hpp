@@ -6,6 +6,7 @@
 #include <pulseinfer/backend/handle_table.hpp>
 #include <pulseinfer/backend/host_memory.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
+#include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/task_queue.hpp>
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
@@ -35,7 +36,7 @@ namespace pulseinfer {
 /// legal interleaving of the streams has seeds that give it. In manual mode time is counted, not measured: each task adds
 /// `manual_task_time`, and a wait that ends without success brings now() to its deadline. So the same calls give the same run.
 ///
-/// A full queue: `launch`, `copy`, `wait` and `stamp` wait up to `full_queue_patience` for a place, as a device's queue does,
+/// A full queue: `launch`, `copy` and `wait` wait up to `full_queue_patience` for a place, as a device's queue does,
 /// then return busy and change nothing. Sizes should make that rare: nothing else on the step path waits.
 ///
 /// An event holds the place its stream had reached at the last `record`; one that was never recorded is done. `record` takes no
@@ -49,6 +50,9 @@ class cpu_backend {
   struct event_tag;
 
  public:
+  /// The host may read and write what allocate(memory_space::device) gives.
+  static constexpr bool host_reads_device_memory = true;
+
   using stream_ref = handle_ref<stream_tag>;
   using event_ref = handle_ref<event_tag>;
 
@@ -108,34 +112,26 @@ class cpu_backend {
     stream_handles_.release(stream);
   }
 
-  /// Operations, copies and stamps of the stream run in the order of these calls.
+  /// @param observed when it ran; may be nullptr; in manual mode a task takes manual_task_time
   /// @status invalid_argument, also for an operation whose item needs more than max_scratch_bytes; busy
   template <operation Op>
-  status launch(stream_ref stream, Op const& op) noexcept
+  status launch(stream_ref stream, Op const& op, observation* observed = nullptr) noexcept
   {
     if (status const sound = detail::stored_operation::check(op, options_.max_scratch_bytes); sound != status::ok) {
       return sound;
     }
     return enqueue(stream, detail::has_no_items(op), 0, [&](detail::task_queue& queue, std::uint64_t order) {
-      queue.push_operation(order, op);
+      queue.push_operation(order, op, observed);
     });
   }
 
   /// @status invalid_argument; capacity_exceeded for more than max_copy_runs runs; busy
-  status copy(stream_ref stream, copy_list runs) noexcept
+  status copy(stream_ref stream, copy_list runs, observation* observed = nullptr) noexcept
   {
     if (status const sound = detail::check_copy(runs, queue_sizes()); sound != status::ok) { return sound; }
     return enqueue(
       stream, detail::moves_nothing(runs), runs.count,
-      [&](detail::task_queue& queue, std::uint64_t order) { queue.push_copy(order, runs); });
-  }
-
-  /// Writes now() to `*time` when the stream comes to it. `time` must live until then.
-  status stamp(stream_ref stream, nanoseconds* time) noexcept
-  {
-    if (time == nullptr) { return status::invalid_argument; }
-    return enqueue(
-      stream, false, 0, [&](detail::task_queue& queue, std::uint64_t order) { queue.push_stamp(order, time); });
+      [&](detail::task_queue& queue, std::uint64_t order) { queue.push_copy(order, runs, observed); });
   }
 
   // Events ------------------------------------------------------------------------------------------------------------
@@ -458,12 +454,7 @@ class cpu_backend {
     if (front.kind != detail::task_kind::wait) {
       stream.running = true;
       lock.unlock();
-      switch (front.kind) {
-        case detail::task_kind::operation: front.operation.run(stream.queue.scratch()); break;
-        case detail::task_kind::copy: stream.queue.move_bytes(front); break;
-        case detail::task_kind::stamp: *front.time = now(); break;
-        case detail::task_kind::wait: break;
-      }
+      run_task(stream.queue, front);
       lock.lock();
       stream.running = false;
     }
@@ -476,6 +467,24 @@ class cpu_backend {
       if (other && !other->queue.empty() && runnable(*other)) { other->work.notify_one(); }
     }
     if (host_waiters_ > 0) { host_.notify_all(); }
+  }
+
+  /// Without the lock.
+  void run_task(detail::task_queue const& queue, detail::task const& task) const noexcept
+  {
+    bool const is_copy = task.kind == detail::task_kind::copy;
+    if (task.observed != nullptr) {
+      task.observed->cost = is_copy ? queue.cost_of(task) : task.operation.cost();
+      task.observed->begin = now();
+    }
+    if (is_copy) {
+      queue.move_bytes(task);
+    } else {
+      task.operation.run(queue.scratch());
+    }
+    if (task.observed != nullptr) {
+      task.observed->end = now() + (options_.mode == cpu_mode::manual ? options_.manual_task_time : nanoseconds{0});
+    }
   }
 
   /// One task of the manual order.
@@ -541,6 +550,6 @@ class cpu_backend {
   order_source random_;
 };
 
-static_assert(backend<cpu_backend>);
+static_assert(observed_backend<cpu_backend>);
 
 }  // namespace pulseinfer

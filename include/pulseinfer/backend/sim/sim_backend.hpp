@@ -5,6 +5,7 @@
 #include <pulseinfer/backend/handle_table.hpp>
 #include <pulseinfer/backend/host_memory.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
+#include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/sim/compute_model.hpp>
 #include <pulseinfer/backend/sim/link_model.hpp>
 #include <pulseinfer/backend/sim/options.hpp>
@@ -41,6 +42,9 @@ class sim_backend {
   struct event_tag;
 
  public:
+  /// The host may read and write what allocate(memory_space::device) gives.
+  static constexpr bool host_reads_device_memory = true;
+
   using stream_ref = handle_ref<stream_tag>;
   using event_ref = handle_ref<event_tag>;
 
@@ -89,31 +93,23 @@ class sim_backend {
 
   /// @status invalid_argument, also for an operation whose item needs more than max_scratch_bytes; busy
   template <operation Op>
-  status launch(stream_ref stream, Op const& op) noexcept
+  status launch(stream_ref stream, Op const& op, observation* observed = nullptr) noexcept
   {
     if (status const sound = detail::stored_operation::check(op, options_.max_scratch_bytes); sound != status::ok) {
       return sound;
     }
     return enqueue(stream, detail::has_no_items(op), 0, [&](detail::task_queue& queue, std::uint64_t order) {
-      queue.push_operation(order, op);
+      queue.push_operation(order, op, observed);
     });
   }
 
   /// @status invalid_argument; capacity_exceeded for more than max_copy_runs runs; busy
-  status copy(stream_ref stream, copy_list runs) noexcept
+  status copy(stream_ref stream, copy_list runs, observation* observed = nullptr) noexcept
   {
     if (status const sound = detail::check_copy(runs, queue_sizes()); sound != status::ok) { return sound; }
     return enqueue(
       stream, detail::moves_nothing(runs), runs.count,
-      [&](detail::task_queue& queue, std::uint64_t order) { queue.push_copy(order, runs); });
-  }
-
-  /// Writes now() to `*time` when the stream comes to it. `time` must live until then.
-  status stamp(stream_ref stream, nanoseconds* time) noexcept
-  {
-    if (time == nullptr) { return status::invalid_argument; }
-    return enqueue(
-      stream, false, 0, [&](detail::task_queue& queue, std::uint64_t order) { queue.push_stamp(order, time); });
+      [&](detail::task_queue& queue, std::uint64_t order) { queue.push_copy(order, runs, observed); });
   }
 
   // Events ------------------------------------------------------------------------------------------------------------
@@ -328,12 +324,8 @@ class sim_backend {
         if (!reached(front.until)) { return false; }
         stream.queue.pop();
         return true;
-      case detail::task_kind::stamp:
-        *front.time = now_;
-        stream.queue.pop();
-        return true;
-      case detail::task_kind::operation: stream.end = end_of(front.operation); break;
-      case detail::task_kind::copy: stream.end = end_of_copy(stream.queue, front); break;
+      case detail::task_kind::operation: charge_operation(stream, front.operation); break;
+      case detail::task_kind::copy: charge_copy(stream, front); break;
     }
     stream.running = true;
     return true;
@@ -353,27 +345,38 @@ class sim_backend {
     stream.queue.pop();
   }
 
-  [[nodiscard]] nanoseconds end_of(detail::stored_operation const& op) noexcept
+  void charge_operation(stream_state& stream, detail::stored_operation const& op) noexcept
   {
     operation_cost const cost = op.cost();
-    nanoseconds const computing = options_.compute.duration(cost);
+    nanoseconds took = options_.compute.duration(cost);
     if (cost.link_bytes > 0) {
-      nanoseconds const moving = options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host);
-      return link_.reserve(now_, cost.to_host, std::max(moving, computing));
+      took = std::max(took, options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host));
+      stream.end = link_.reserve(now_, cost.to_host, took);
+    } else {
+      stream.end = op.kind() == operation_kind::metadata ? now_ + took : compute_.reserve(now_, took);
     }
-    return op.kind() == operation_kind::metadata ? now_ + computing : compute_.reserve(now_, computing);
+    observe(stream, took, cost);
   }
 
-  [[nodiscard]] nanoseconds end_of_copy(detail::task_queue const& queue, detail::task const& copy) noexcept
+  void charge_copy(stream_state& stream, detail::task const& copy) noexcept
   {
-    std::uint64_t bytes = 0;
-    for (std::uint32_t i = 0; i < copy.runs; ++i) { bytes += queue.run_of(copy, i).bytes; }
+    operation_cost const cost = stream.queue.cost_of(copy);
+    nanoseconds took = options_.copies.duration(copy.runs, cost.link_bytes, cost.to_host);
     if (copy.direction == copy_direction::device_to_device) {
-      return now_ + options_.copies.per_operation + options_.copies.per_run * copy.runs +
-        options_.compute.duration({.device_bytes = 2 * bytes}) - options_.compute.per_launch;
+      took += options_.compute.duration(cost) - options_.compute.per_launch;
+      stream.end = now_ + took;
+    } else {
+      stream.end = link_.reserve(now_, cost.to_host, took);
     }
-    bool const to_host = copy.direction == copy_direction::device_to_host;
-    return link_.reserve(now_, to_host, options_.copies.duration(copy.runs, bytes, to_host));
+    observe(stream, took, cost);
+  }
+
+  /// Begin is when the task gets what it needs, not when its stream came to it.
+  static void observe(stream_state const& stream, nanoseconds took, operation_cost const& cost) noexcept
+  {
+    if (observation* const observed = stream.queue.front().observed; observed != nullptr) {
+      *observed = {stream.end - took, stream.end, cost};
+    }
   }
 
   sim_options options_;
@@ -389,6 +392,6 @@ class sim_backend {
   std::vector<detail::stream_position> events_;         // [max_events] where each was recorded
 };
 
-static_assert(backend<sim_backend>);
+static_assert(observed_backend<sim_backend>);
 
 }  // namespace pulseinfer
