@@ -6,13 +6,13 @@
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/exponential.hpp>
 #include <pulseinfer/device/lanes.hpp>
+#include <pulseinfer/device/logarithm.hpp>
 #include <pulseinfer/device/widen.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -359,7 +359,7 @@ PULSEINFER_HOST_DEVICE void attend(
     convert_row(
       group, sums, dtype::float32, task.out.row(token_of(pair), head_of(pair)), task.out.type, tile.value_dim);
     if (rank == 0U && task.lse != nullptr) {
-      task.lse[token_of(pair) * task.out.heads + head_of(pair)] = at.top[pair] + std::log(divisor);
+      task.lse[token_of(pair) * task.out.heads + head_of(pair)] = at.top[pair] + logarithm(divisor);
     }
   }
 }

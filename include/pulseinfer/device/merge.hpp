@@ -5,9 +5,9 @@
 #include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/exponential.hpp>
+#include <pulseinfer/device/logarithm.hpp>
 #include <pulseinfer/device/widen.hpp>
 
-#include <cmath>
 #include <cstdint>
 
 namespace pulseinfer::device {
@@ -35,7 +35,7 @@ struct merge_weights {
   return {
     .first = second > first ? smaller : larger,
     .second = second > first ? larger : smaller,
-    .lse = top + std::log1p(rest)};
+    .lse = top + logarithm(1.0F + rest)};
 }
 
 /// Writes the result over the union of two disjoint sets of tokens. `out` may be one of the parts.

@@ -1,0 +1,131 @@
+#pragma once
+
+/// Scores every block of the rows from its digest.
+
+#include <pulseinfer/concepts/operation.hpp>
+#include <pulseinfer/config.hpp>
+#include <pulseinfer/device/block_score.hpp>
+#include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/logarithm.hpp>
+#include <pulseinfer/device/widen.hpp>
+#include <pulseinfer/operation/score_table.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/view/selection.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pulseinfer {
+
+/// scale * (q . centre + sum |q| distance) + ln(valid tokens) for each scoring query head and query token. One item is a
+/// stretch of blocks for the query heads of one scoring KV head of one row. Rows whose blocks are all selected are left
+/// out.
+struct score_blocks {
+  static constexpr char const* name = "score_blocks";
+  static constexpr operation_kind kind = operation_kind::data;
+  static constexpr std::uint32_t item_blocks = 64;
+  static constexpr std::uint32_t item_queries = 16;  ///< (token, query head) pairs that scratch holds at a time
+
+  select_request request = {};
+  score_table scores = {};  // written: heads are those of `heads`, each with its query_group query heads
+  query_pass pass = {};
+  scoring_heads heads = {};
+  std::uint32_t query_group = 1;  ///< query heads of a KV head
+  std::uint32_t block_tokens = 0;
+  std::uint32_t budget_blocks = 0;  ///< rows of so many blocks and fewer need no scores
+  dtype digest_type = dtype::float16;
+  float scale = 1.0F;
+
+  [[nodiscard]] launch_shape shape() const
+  {
+    return {.items = std::uint64_t{request.rows.count} * heads.count * stretches(), .group_threads = 64};
+  }
+
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const
+  {
+    return std::size_t{item_queries} * device::cuboid_mean_elements(request.queries.dim) * sizeof(float);
+  }
+
+  [[nodiscard]] operation_cost cost() const
+  {
+    operation_cost result;
+    std::uint64_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    for (row_id const row : request.rows) {
+      row_info const& state = request.info[to_index(row)];
+      std::uint64_t const blocks = state.blocks(block_tokens);
+      if (blocks <= budget_blocks) { continue; }
+      std::uint64_t const queries = std::uint64_t{pass.count(state.new_tokens, scores.queries)} * query_group;
+      result.device_bytes += blocks * heads.count * (elements * size_of(digest_type) + queries * sizeof(float));
+      result.flops += 2U * blocks * heads.count * queries * elements;
+    }
+    return result;
+  }
+
+  template <thread_group Group>
+  PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref scratch) const
+  {
+    std::uint32_t const begin = static_cast<std::uint32_t>(item % stretches()) * item_blocks;
+    auto const head = static_cast<std::uint32_t>(item / stretches() % heads.count);
+    row_id const row = request.rows[item / stretches() / heads.count];
+    row_info const state = request.info[to_index(row)];
+    std::uint32_t const blocks = state.blocks(block_tokens);
+    if (blocks <= budget_blocks || begin >= blocks) { return; }
+    std::uint32_t const count = blocks - begin < item_blocks ? blocks - begin : item_blocks;
+
+    auto* const spread = reinterpret_cast<float*>(scratch.data);
+    std::uint32_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    std::uint32_t const pairs = pass.count(state.new_tokens, scores.queries) * query_group;
+    for (std::uint32_t first = 0; first < pairs; first += item_queries) {
+      std::uint32_t const held = pairs - first < item_queries ? pairs - first : item_queries;
+      for (std::uint32_t i = 0; i < held; ++i) {
+        std::uint32_t const token = pass.first + (first + i) / query_group;
+        std::uint32_t const query_head = (heads.first + head) * query_group + (first + i) % query_group;
+        device::spread_query(
+          group, request.queries.row(static_cast<std::uint64_t>(state.token_offset) + token, query_head),
+          request.queries.type, request.queries.dim, scale, spread + std::size_t{i} * elements);
+      }
+      group.sync();
+      device::visit_elements(digest_type, [&](auto stored) {
+        score<typename decltype(stored)::type>(group, row, state, head, begin, count, first, held, spread);
+      });
+      group.sync();
+    }
+  }
+
+ private:
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t stretches() const
+  {
+    return divide_up(request.most_blocks, item_blocks);
+  }
+
+  template <class Digest, thread_group Group>
+  PULSEINFER_HOST_DEVICE void score(
+    Group const& group, row_id row, row_info const& state, std::uint32_t head, std::uint32_t begin, std::uint32_t count,
+    std::uint32_t first_pair, std::uint32_t pairs, float const* spread) const
+  {
+    std::uint32_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    std::uint32_t const quads = divide_up(pairs, device::score_quad);
+    for (std::uint32_t unit = group.thread_rank(); unit < count * quads; unit += group.size()) {
+      std::uint32_t const block = begin + unit / quads;
+      std::uint32_t const first = unit % quads * device::score_quad;
+      auto const* const digest = reinterpret_cast<Digest const*>(request.digests.address(request.layer, row, block)) +
+        std::uint64_t{head} * elements;
+      float const* queries[device::score_quad];
+      float result[device::score_quad];
+      for (std::uint32_t i = 0; i < device::score_quad; ++i) {
+        std::uint32_t const pair = first + i < pairs ? first + i : pairs - 1U;
+        queries[i] = spread + std::size_t{pair} * elements;
+      }
+      device::block_scores(queries, digest, elements, result);
+      float const mass = device::logarithm(static_cast<float>(state.valid_tokens(block, block_tokens)));
+      for (std::uint32_t i = 0; i < device::score_quad && first + i < pairs; ++i) {
+        std::uint32_t const pair = first_pair + first + i;
+        scores.row(row, pair / query_group, head * query_group + pair % query_group)[block] = result[i] + mass;
+      }
+    }
+  }
+};
+
+static_assert(operation<score_blocks>);
+
+}  // namespace pulseinfer
