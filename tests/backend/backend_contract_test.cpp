@@ -6,9 +6,30 @@
 TEST_SUITE_BEGIN("backend");
 
 using namespace pulseinfer::test;
+using pulseinfer::checked;
+using pulseinfer::traced;
 
 TEST_CASE("cpu_backend keeps the backend contract, threaded") { backend_contract<cpu_threaded>(); }
 TEST_CASE("cpu_backend keeps the backend contract, manual") { backend_contract<cpu_manual>(); }
 TEST_CASE("sim_backend keeps the backend contract") { backend_contract<sim>(); }
+
+TEST_CASE("checked keeps the backend contract over cpu_backend, threaded")
+{
+  backend_contract<cpu_threaded_with<checked>>();
+}
+TEST_CASE("checked keeps the backend contract over cpu_backend, manual")
+{
+  backend_contract<cpu_manual_with<checked>>();
+}
+TEST_CASE("checked keeps the backend contract over sim_backend") { backend_contract<sim_with<checked>>(); }
+TEST_CASE("traced keeps the backend contract over cpu_backend, threaded")
+{
+  backend_contract<cpu_threaded_with<traced>>();
+}
+TEST_CASE("traced keeps the backend contract over cpu_backend, manual") { backend_contract<cpu_manual_with<traced>>(); }
+TEST_CASE("traced over checked keeps the backend contract over sim_backend")
+{
+  backend_contract<sim_with<traced_and_checked>>();
+}
 
 TEST_SUITE_END();

@@ -3,9 +3,11 @@
 /// The backends of the contract suite that run on the host.
 
 #include "backend/backend_contract.hpp"
+#include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/backend/host_function.hpp>
 #include <pulseinfer/backend/sim/sim_backend.hpp>
+#include <pulseinfer/backend/traced.hpp>
 
 #include <doctest/doctest.h>
 
@@ -118,15 +120,25 @@ using cpu_manual = cpu_manual_with<plain>;
     .compute = {nanoseconds{10}, 1e9, 1e9}};  // one byte a nanosecond
 }
 
-struct sim {
+template <template <class> class Wrapped>
+struct sim_with {
   static constexpr bool has_held_work_pending = true;
   static constexpr bool moves_bytes = true;
 
-  sim_backend made{contract_sim_options()};
+  Wrapped<sim_backend> made{contract_sim_options()};
 
   auto& backend() { return made; }
-  void hold(sim_backend::stream_ref stream) { REQUIRE(made.launch(stream, charged_operation{}) == status::ok); }
+  template <class Stream>
+  void hold(Stream stream)
+  {
+    REQUIRE(made.launch(stream, charged_operation{}) == status::ok);
+  }
   void release() {}
 };
+
+using sim = sim_with<plain>;
+
+template <class B>
+using traced_and_checked = traced<checked<B>>;
 
 }  // namespace pulseinfer::test
