@@ -35,7 +35,10 @@ class immediate_backend {
   template <pulseinfer::operation Op>
   pulseinfer::status launch(stream_ref, Op const& op) noexcept
   {
-    if (launches == refuse_launch) { return pulseinfer::status::resource_exhausted; }
+    if (launches == refuse_launch && refused_launches > 0) {
+      --refused_launches;
+      return pulseinfer::status::resource_exhausted;
+    }
     ++launches;
     scratch_.resize(op.scratch_bytes(1) + 16);
     pulseinfer::run_operation(op, {.data = scratch_.data(), .bytes = scratch_.size()});
@@ -44,7 +47,10 @@ class immediate_backend {
 
   pulseinfer::status copy(stream_ref, pulseinfer::copy_list list) noexcept
   {
-    if (copies == refuse_copy) { return pulseinfer::status::transfer_failed; }
+    if (copies == refuse_copy && refused_copies > 0) {
+      --refused_copies;
+      return pulseinfer::status::transfer_failed;
+    }
     ++copies;
     for (std::uint32_t i = 0; i < list.count; ++i) {
       pulseinfer::copy_run const& run = list.runs[i];
@@ -85,8 +91,10 @@ class immediate_backend {
   std::uint64_t launches = 0;
   std::uint64_t copies = 0;                ///< calls of copy
   std::vector<pulseinfer::copy_run> runs;  ///< of all calls of copy
-  std::uint64_t refuse_launch = never;     ///< launches numbered so and later ones are refused
-  std::uint64_t refuse_copy = never;
+  std::uint64_t refuse_launch = never;     ///< launches refused once so many have been accepted
+  std::uint64_t refused_launches = never;  ///< how many of them
+  std::uint64_t refuse_copy = never;       ///< likewise for calls of copy
+  std::uint64_t refused_copies = never;
   std::uint64_t allocated = 0;  ///< bytes not given back
   std::size_t allocation_limit = std::numeric_limits<std::size_t>::max();
   std::int64_t streams = 0;  ///< not destroyed

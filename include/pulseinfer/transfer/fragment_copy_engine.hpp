@@ -52,16 +52,16 @@ struct fragment_copy_engine {
       land_rows next{.plan = plan, .landed = landed};
       for (std::uint32_t place = 0; place < rows; ++place) {
         landing const how = copy_row(stream, plan, place) == status::ok ? landing::landed : landing::failed;
-        bool const joins = next.row_count > 0 && next.row_count < most && next.how == how;
+        bool const joins = next.row_count < most && next.how == how;
         if (!joins) {
-          if (status const result = backend_->launch(stream, next); result != status::ok) { return result; }
+          if (status const result = launch(stream, next); result != status::ok) { return result; }
           next.first_row = place;
           next.row_count = 0;
           next.how = how;
         }
         ++next.row_count;
       }
-      return next.row_count == 0 ? status::ok : backend_->launch(stream, next);
+      return launch(stream, next);
     }
 
     /// Copies the runs as they are.
@@ -77,6 +77,11 @@ struct fragment_copy_engine {
     }
 
    private:
+    status launch(typename B::stream_ref stream, land_rows const& rows) noexcept
+    {
+      return rows.row_count == 0 ? status::ok : backend_->launch(stream, rows);
+    }
+
     status copy_row(typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t place) noexcept
     {
       constexpr copy_direction direction = copy_direction::host_to_device;

@@ -1,0 +1,176 @@
+#include <pulseinfer/operation/gather_blocks.hpp>
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+#include <support/rank_group.hpp>
+#include <support/recall_scene.hpp>
+
+#include <cstdint>
+#include <vector>
+
+using namespace pulseinfer;
+using namespace pulseinfer_test;
+
+namespace {
+
+/// Groups of one thread run as a CPU does, larger ones as a device does.
+void run(gather_blocks const& op, std::uint32_t ranks)
+{
+  if (ranks == 1) {
+    run_operation(op, {});
+  } else {
+    run_with_ranks(op, ranks);
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("operation")
+{
+  // Report: vllm-project/vllm#45466
+  TEST_CASE("law 1: gather_blocks moves every byte of every block and touches no other, at any pitch and alignment")
+  {
+    for (std::uint32_t pitch : {92U, 132U, 160U, 192U, 384U, 576U, 584U, 656U, 1152U, 37U, 2U}) {
+      for (std::uint32_t tokens : {1U, 3U, 16U, 17U, 64U}) {
+        for (std::uint32_t offset : {0U, 4U, 1U}) {
+          recall_scene scene{
+            {.layout = layout_of_pitch(pitch, tokens, 1),
+             .layers = 2,
+             .slots = 8,
+             .offset = offset,
+             .slot_padding = offset == 4 ? 12U : 0U}};
+          for (std::uint32_t ranks : {1U, 64U}) {
+            scene.clear_device();
+            plan_three_rows(scene, 1);
+            run({.plan = scene.plan(), .first_row = 0, .row_count = 3, .groups = 3}, ranks);
+            scene.expect_all_arrived();
+            REQUIRE_MESSAGE(
+              scene.difference() == "",
+              "pitch " << pitch << " tokens " << tokens << " offset " << offset << " ranks " << ranks);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("gather_blocks shares the work out over any number of groups and threads without a gap")
+  {
+    for (std::uint32_t groups : {1U, 2U, 5U, 8U, 100U}) {
+      for (std::uint32_t ranks : {1U, 2U, 31U, 32U, 33U, 100U, 256U}) {
+        recall_scene scene{{.layout = layout_of_pitch(260, 17)}};
+        plan_three_rows(scene, 2);
+        run({.plan = scene.plan(), .first_row = 0, .row_count = 3, .groups = groups}, ranks);
+        scene.expect_all_arrived();
+        REQUIRE_MESSAGE(scene.difference() == "", "groups " << groups << " ranks " << ranks);
+      }
+    }
+  }
+
+  TEST_CASE("gather_blocks moves the rows that it is given and leaves the others")
+  {
+    for (std::uint32_t ranks : {1U, 32U}) {
+      for (std::uint32_t first = 0; first < 3; ++first) {
+        for (std::uint32_t count = 0; first + count <= 3; ++count) {
+          recall_scene scene{{}};
+          plan_three_rows(scene, 0);
+          run({.plan = scene.plan(), .first_row = first, .row_count = count}, ranks);
+          for (std::uint32_t place = first; place < first + count; ++place) { scene.expect_arrived(place); }
+          CHECK(scene.difference() == "");
+        }
+      }
+    }
+  }
+
+  // Report: sgl-project/sglang#23609
+  TEST_CASE("gather_blocks has no items where the host knows that nothing can travel")
+  {
+    recall_scene scene{{}};
+    plan_three_rows(scene, 0);
+    recall_plan_ref plan = scene.plan();
+    CHECK(gather_blocks{.plan = plan, .first_row = 1, .row_count = 0}.shape().items == 0);
+    CHECK(gather_blocks{.plan = plan, .first_row = 0, .row_count = 3}.shape().items == 8);
+    plan.capacity = 0;
+    CHECK(gather_blocks{.plan = plan, .first_row = 0, .row_count = 3}.shape().items == 0);
+  }
+
+  TEST_CASE("gather_blocks charges the bytes of its rows, and neighbours at both ends as one run")
+  {
+    recall_scene scene{{}};
+    plan_three_rows(scene, 1);
+    operation_cost const all = gather_blocks{.plan = scene.plan(), .first_row = 0, .row_count = 3}.cost();
+    CHECK(all.link_bytes == 6 * scene.sizes().layout.block_bytes);
+    CHECK(all.link_runs == 5);
+    CHECK(all.device_bytes == all.link_bytes);
+    CHECK_FALSE(all.to_host);
+    operation_cost const last = gather_blocks{.plan = scene.plan(), .first_row = 2, .row_count = 1}.cost();
+    CHECK(last.link_bytes == 3 * scene.sizes().layout.block_bytes);
+    CHECK(last.link_runs == 3);
+    CHECK(gather_blocks{.plan = scene.plan(), .first_row = 1, .row_count = 1}.cost().link_runs == 0);
+    // With room between slots nothing is contiguous.
+    recall_scene apart{{.slot_padding = 16}};
+    plan_three_rows(apart, 1);
+    CHECK(gather_blocks{.plan = apart.plan(), .first_row = 0, .row_count = 3}.cost().link_runs == 6);
+  }
+
+  // Report: vllm-project/vllm#57019
+  TEST_CASE("law 12: blocks of layers that lie apart, in any order, come from their own layer")
+  {
+    recall_scene scene{{.layout = layout_of_pitch(16, 4), .host_blocks = 6, .slots = 8}};
+    for (std::uint32_t layer : {2U, 0U, 1U}) {
+      plan_three_rows(scene, layer);
+      run({.plan = scene.plan(), .first_row = 0, .row_count = 3}, 1);
+      scene.expect_all_arrived();
+      REQUIRE(scene.difference() == "");
+    }
+  }
+
+  TEST_CASE("law 1: gather_blocks moves any plan as block by block copies do")
+  {
+    bool const held = rc::check([] {
+      std::uint32_t const ranks = *rc::gen::element(1U, 32U, 96U);
+      recall_scene scene{
+        {.layout = layout_of_pitch(*rc::gen::inRange(1U, 70U), *rc::gen::inRange(1U, 40U)),
+         .head_groups = *rc::gen::inRange(1U, 3U),
+         .slots = 10,
+         .slot_padding = *rc::gen::element(0U, 5U)}};
+      scene.begin_plan(*rc::gen::inRange(0U, 3U));
+      std::uint32_t slot = 0;
+      for (std::int32_t row = 0; row < 4; ++row) {
+        scene.add_row(row);
+        std::uint32_t const count = *rc::gen::inRange(0U, 4U);
+        for (std::uint32_t i = 0; i < count && slot < 10; ++i) {
+          scene.add_entry(
+            *rc::gen::inRange(0U, scene.sizes().head_groups), i, *rc::gen::inRange(0U, scene.sizes().host_blocks),
+            slot++);
+        }
+      }
+      run({.plan = scene.plan(), .first_row = 0, .row_count = 4, .groups = *rc::gen::inRange(1U, 9U)}, ranks);
+      scene.expect_all_arrived();
+      RC_ASSERT(scene.difference() == "");
+    });
+    CHECK(held);
+  }
+
+  // Report: vllm-project/vllm#50427
+  TEST_CASE("addresses of blocks are 64-bit sums: no block id flips them")
+  {
+    host_store_ref host;
+    std::byte* slab = nullptr;
+    host.slab_base = &slab;
+    host.block_stride = 65'536;
+    slot_pool_ref pool;
+    pool.layer_base = &slab;
+    pool.slot_stride = 65'536;
+    auto const offset = [&](std::byte const* address) { return reinterpret_cast<std::uintptr_t>(address); };
+    struct given {
+      std::int32_t block;
+      std::uint64_t offset;
+    };
+    for (given const& it :
+         {given{32'767, 2'147'418'112}, given{32'768, 2'147'483'648}, given{65'535, 4'294'901'760},
+          given{65'536, 4'294'967'296}, given{131'072, 8'589'934'592}, given{2'147'483'647, 140'737'488'289'792}}) {
+      CHECK(offset(host.address(layer_id{0}, 0, static_cast<host_block_id>(it.block))) == it.offset);
+      CHECK(offset(pool.address(layer_id{0}, static_cast<slot_id>(it.block))) == it.offset);
+    }
+  }
+}

@@ -1,0 +1,185 @@
+#include <pulseinfer/backend/cpu/cpu_backend.hpp>
+#include <pulseinfer/backend/sim/sim_backend.hpp>
+#include <pulseinfer/transfer/gather_scatter_engine.hpp>
+
+#include <doctest/doctest.h>
+#include <support/immediate_backend.hpp>
+#include <support/recall_scene.hpp>
+#include <transfer/transfer_engine_contract.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+using namespace pulseinfer;
+using namespace pulseinfer_test;
+
+TEST_SUITE("transfer")
+{
+  TEST_CASE("law 1: gather_scatter_engine brings every block to its slot, whatever the layout and the options")
+  {
+    recalls_any_layout(gather_scatter_engine{});
+    recalls_any_layout(gather_scatter_engine{.groups = 1, .rows_per_landing = 0});
+    recalls_any_layout(gather_scatter_engine{.groups = 3, .rows_per_landing = 2});
+  }
+
+  TEST_CASE("law 1: gather_scatter_engine does the same on each backend")
+  {
+    auto const each_way = [](auto& backend) {
+      auto const finish = [&](auto stream) { REQUIRE(backend.synchronize(stream) == status::ok); };
+      for (std::uint32_t const rows : {0U, 1U, 2U}) {
+        recalls_arrive(gather_scatter_engine{.rows_per_landing = rows}, backend, {.offset = 4}, finish);
+      }
+    };
+    cpu_backend manual{{.mode = cpu_mode::manual}};
+    each_way(manual);
+    cpu_backend threaded;
+    each_way(threaded);
+    sim_backend moving{{.move_data = true}};
+    each_way(moving);
+  }
+
+  TEST_CASE("a simulation that moves no data still lands the rows, after the time that the plan's bytes take")
+  {
+    sim_backend backend{{.move_data = false}};
+    recall_scene scene{{}};
+    auto bound = gather_scatter_engine{}.bind(backend, limits_of(scene));
+    sim_backend::stream_ref const stream = backend.create_stream(stream_priority::high);
+    plan_three_rows(scene, 1);
+    REQUIRE(bound.recall_async(stream, scene.plan(), scene.landed()) == status::ok);
+    CHECK(scene.is_in_flight(0));
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    for (std::uint32_t place = 0; place < 3; ++place) { CHECK(scene.has_landed(place)); }
+    CHECK(scene.difference() == "");
+    CHECK(backend.link().busy(false) > nanoseconds{0});
+  }
+
+  TEST_CASE("the first rows of a plan land while later ones still travel")
+  {
+    cpu_backend backend{{.mode = cpu_mode::manual}};
+    recall_scene scene{{}};
+    auto bound = gather_scatter_engine{}.bind(backend, limits_of(scene));
+    cpu_backend::stream_ref const stream = backend.create_stream();
+    plan_three_rows(scene, 1);
+    REQUIRE(bound.recall_async(stream, scene.plan(), scene.landed()) == status::ok);
+    CHECK(scene.is_in_flight(0));
+    REQUIRE(backend.run_one());
+    CHECK(scene.is_in_flight(0));
+    REQUIRE(backend.run_one());
+    CHECK(scene.has_landed(0));
+    scene.expect_arrived(0);
+    CHECK(scene.difference() == "");
+    CHECK(scene.is_in_flight(2));
+    backend.run_all();
+    CHECK(scene.has_landed(2));
+
+    plan_three_rows(scene, 2);
+    auto together = gather_scatter_engine{.rows_per_landing = 0}.bind(backend, limits_of(scene));
+    REQUIRE(together.recall_async(stream, scene.plan(), scene.landed()) == status::ok);
+    CHECK(backend.queued_tasks() == 2);
+    backend.run_all();
+    backend.destroy_stream(stream);
+  }
+
+  TEST_CASE("a plan that can hold no entries is posted without a gather")
+  {
+    immediate_backend backend;
+    recall_scene scene{{}};
+    auto bound = gather_scatter_engine{.rows_per_landing = 0}.bind(backend, limits_of(scene));
+    scene.begin_plan(0);
+    scene.add_row(6);
+    recall_plan_ref plan = scene.plan();
+    plan.capacity = 0;
+    CHECK(bound.recall_async({}, plan, scene.landed()) == status::ok);
+    CHECK(backend.launches == 1);
+    CHECK(scene.has_landed(0));
+  }
+
+  TEST_CASE("empty recalls and moves ask gather_scatter_engine's backend for nothing")
+  {
+    empty_recalls_ask_for_nothing(gather_scatter_engine{});
+    empty_recalls_ask_for_nothing(gather_scatter_engine{.rows_per_landing = 0});
+  }
+
+  TEST_CASE("gather_scatter_engine refuses more rows than its limit before it enqueues anything")
+  {
+    more_rows_than_the_limit_are_refused(gather_scatter_engine{});
+  }
+
+  // Report: ai-dynamo/dynamo#15079
+  TEST_CASE("law 10: rows whose gather is refused are failed, and those enqueued before land")
+  {
+    for (std::uint32_t refused = 0; refused < 6; ++refused) {
+      CAPTURE(refused);
+      immediate_backend backend;
+      recall_scene scene{{}};
+      auto bound = gather_scatter_engine{}.bind(backend, limits_of(scene));
+      plan_three_rows(scene, 1);
+      backend.refuse_launch = refused;
+      backend.refused_launches = 1;
+      CHECK(bound.recall_async({}, scene.plan(), scene.landed()) == status::ok);
+      std::uint32_t const landed = refused / 2;  // a gather and a landing each
+      for (std::uint32_t place = 0; place < 3; ++place) {
+        CHECK(scene.has_landed(place) == (place < landed));
+        CHECK(scene.has_failed(place) == (place >= landed));
+      }
+    }
+  }
+
+  TEST_CASE("law 10: where the failing is refused too, the refusal is returned and the rows are still in flight")
+  {
+    for (std::uint32_t refused = 0; refused < 6; ++refused) {
+      CAPTURE(refused);
+      immediate_backend backend;
+      recall_scene scene{{}};
+      auto bound = gather_scatter_engine{}.bind(backend, limits_of(scene));
+      plan_three_rows(scene, 1);
+      backend.refuse_launch = refused;
+      CHECK(bound.recall_async({}, scene.plan(), scene.landed()) == status::resource_exhausted);
+      for (std::uint32_t place = 0; place < 3; ++place) {
+        CHECK(scene.has_landed(place) == (place < refused / 2));
+        CHECK(scene.is_in_flight(place) == (place >= refused / 2));
+      }
+    }
+  }
+
+  TEST_CASE("law 1: gather_scatter_engine moves runs both ways, byte by byte")
+  {
+    moves_runs_both_ways(gather_scatter_engine{});
+    moves_runs_both_ways(gather_scatter_engine{.runs_per_copy = 1});
+    moves_runs_both_ways(gather_scatter_engine{.runs_per_copy = 3});
+  }
+
+  TEST_CASE("bulk moves go out as merged runs, in calls of at most runs_per_copy")
+  {
+    immediate_backend backend;
+    recall_scene scene{{}};
+    std::vector<std::byte> target(1000);
+    std::vector<std::byte> const source(1000);
+    std::vector<copy_run> runs;
+    for (std::size_t i = 0; i < 20; ++i) {
+      std::size_t const gap = i / 4 * 10;  // five groups of four neighbours
+      runs.push_back({target.data() + i * 10 + gap, source.data() + i * 10 + gap, 10});
+    }
+    auto bound = gather_scatter_engine{.runs_per_copy = 2}.bind(backend, limits_of(scene));
+    CHECK(bound.move_async({}, {runs.data(), 20, copy_direction::device_to_host}) == status::ok);
+    CHECK(backend.copies == 3);
+    REQUIRE(backend.runs.size() == 5);
+    for (copy_run const& run : backend.runs) { CHECK(run.bytes == 40); }
+    backend.refuse_copy = 4;
+    CHECK(bound.move_async({}, {runs.data(), 20, copy_direction::device_to_host}) == status::transfer_failed);
+    CHECK(backend.copies == 4);
+  }
+
+  TEST_CASE("gather_scatter_engine refuses options that could move nothing")
+  {
+    immediate_backend backend;
+    CHECK_THROWS_WITH_AS(
+      static_cast<void>(gather_scatter_engine{.groups = 0}.bind(backend, transfer_limits{})),
+      "invalid_argument: gather_scatter_engine of 0 groups and 64 runs per copy; both need at least 1",
+      configuration_error);
+    CHECK_THROWS_AS(
+      static_cast<void>(gather_scatter_engine{.runs_per_copy = 0}.bind(backend, transfer_limits{})),
+      configuration_error);
+  }
+}
