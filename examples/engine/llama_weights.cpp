@@ -1,13 +1,14 @@
 #include "llama_weights.hpp"
 
+#include "portable_random.hpp"
 #include "safetensors.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
-#include <numeric>
-#include <random>
 #include <span>
 
 namespace host_engine {
@@ -39,22 +40,6 @@ llama_geometry read_geometry(std::filesystem::path const& path)
   geometry.check();
   return geometry;
 }
-
-// Same bits on every machine: the distributions of the standard library differ between its implementations.
-class random_floats {
- public:
-  explicit random_floats(std::uint64_t seed) : generator_{seed} {}
-
-  /// Uniform with mean 0 and the given standard deviation.
-  float operator()(float deviation)
-  {
-    auto const unit = static_cast<float>(generator_() >> 40) * 0x1p-24F;
-    return deviation * std::sqrt(3.0F) * (2.0F * unit - 1.0F);
-  }
-
- private:
-  std::mt19937_64 generator_;
-};
 
 }  // namespace
 
@@ -130,23 +115,23 @@ llama_weights make_random_llama(llama_geometry const& geometry, std::uint64_t se
   llama_weights weights;
   weights.name = "random";
   weights.geometry = geometry;
-  random_floats random{seed};
+  portable_random random{seed};
   std::size_t const hidden = geometry.hidden, query_width = geometry.query_width(), kv_width = geometry.kv_width(),
                     feed_forward = geometry.feed_forward;
   // Deviation 1/sqrt(inputs) keeps activations near unit size; norms are spread around 1, so that a forgotten one shows.
   auto const matrix = [&](std::size_t rows, std::size_t columns) {
     std::vector<float> values(rows * columns);
-    for (float& value : values) value = random(1.0F / std::sqrt(static_cast<float>(columns)));
+    for (float& value : values) value = random.spread(1.0F / std::sqrt(static_cast<float>(columns)));
     return values;
   };
   auto const norm = [&] {
     std::vector<float> values(hidden);
-    for (float& value : values) value = 1.0F + random(0.2F);
+    for (float& value : values) value = 1.0F + random.spread(0.2F);
     return values;
   };
 
   weights.embedding.resize(geometry.vocabulary * hidden);
-  for (float& value : weights.embedding) value = random(0.5F);
+  for (float& value : weights.embedding) value = random.spread(0.5F);
   for (std::uint32_t index = 0; index < geometry.layers; ++index) {
     weights.layers.push_back(
       {.attention_norm = norm(),
