@@ -86,7 +86,7 @@ struct fill_operation {
   {
     auto* const place = reinterpret_cast<std::uint32_t*>(scratch.data);
     bool const sound =
-      scratch.bytes == scratch_bytes(group.size()) && reinterpret_cast<std::uintptr_t>(place) % 16 == 0;
+      scratch.bytes == words * sizeof(std::uint32_t) && reinterpret_cast<std::uintptr_t>(place) % 16 == 0;
     for (std::size_t i = group.thread_rank(); i < words; i += group.size()) {
       place[i] = first + static_cast<std::uint32_t>(item);
     }
@@ -443,14 +443,17 @@ void bad_copies_change_nothing()
   auto& backend = fixture.backend();
   using B = std::remove_reference_t<decltype(backend)>;
   auto const stream = backend.create_stream(stream_priority::normal);
-  buffer<B, std::byte> pinned{backend, memory_space::pinned, 64};
-  buffer<B, std::byte> device{backend, memory_space::device, 64};
+  buffer<B, std::byte> pinned{backend, memory_space::pinned, 128};
+  buffer<B, std::byte> device{backend, memory_space::device, 128};
   CHECK(backend.copy(stream, {nullptr, 1}) == status::invalid_argument);
   copy_run const without_source[2] = {{device.data(), pinned.data(), 8}, {device.data() + 8, nullptr, 8}};
   CHECK(backend.copy(stream, {without_source, 2}) == status::invalid_argument);
   copy_run const without_target[1] = {{nullptr, pinned.data(), 8}};
   CHECK(backend.copy(stream, {without_target, 1}) == status::invalid_argument);
-  std::vector<copy_run> const many(contract_sizes::copy_runs + 1, copy_run{device.data(), pinned.data(), 1});
+  std::vector<copy_run> many;
+  for (std::size_t i = 0; i <= contract_sizes::copy_runs; ++i) {
+    many.push_back({device.data() + i, pinned.data() + i, 1});
+  }
   CHECK(backend.copy(stream, {many.data(), contract_sizes::copy_runs + 1}) == status::capacity_exceeded);
   CHECK(backend.copy(stream, {many.data(), contract_sizes::copy_runs}) == status::ok);
   finish(backend, stream);

@@ -1,0 +1,22 @@
+#pragma once
+
+/// Device and sizes of the CUDA backend.
+
+#include <pulseinfer/backend/memory_ledger.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pulseinfer {
+
+struct cuda_options {
+  int device = 0;
+  std::uint32_t max_streams = 16;
+  std::uint32_t max_events = 4096;
+  std::uint32_t max_copy_runs = 16384;   ///< of one call of `copy`
+  std::size_t max_scratch_bytes = 0;     ///< of one item of an operation; 0: all that a block of the device can have
+  std::uint32_t max_blocks = 1U << 16U;  ///< of one launch; further items follow in the same blocks
+  memory_limits memory = {};
+};
+
+}  // namespace pulseinfer

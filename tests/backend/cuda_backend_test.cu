@@ -1,0 +1,221 @@
+#include "backend/backend_contract.hpp"
+#include <pulseinfer/backend/checked.hpp>
+#include <pulseinfer/backend/cuda/cuda_backend.cuh>
+#include <pulseinfer/backend/traced.hpp>
+
+#include <cuda/stream_ref>
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+TEST_SUITE_BEGIN("gpu");
+
+using namespace pulseinfer;
+using namespace pulseinfer::test;
+
+static_assert(backend<checked<cuda_backend>> && backend<traced<cuda_backend>>);
+static_assert(std::is_convertible_v<cudaStream_t, cuda_stream_ref>);
+static_assert(std::is_convertible_v<::cuda::stream_ref, cuda_stream_ref>);
+static_assert(!std::is_convertible_v<std::nullptr_t, cuda_stream_ref>);
+
+namespace pulseinfer::test {
+
+/// Keeps a stream busy until *open reaches `number`.
+struct spin_operation {
+  static constexpr char const* name = "spin";
+  static constexpr operation_kind kind = operation_kind::metadata;
+
+  std::uint32_t const* open = nullptr;
+  std::uint32_t number = 0;
+
+  [[nodiscard]] launch_shape shape() const { return {.items = 1, .group_threads = 1}; }
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
+  [[nodiscard]] operation_cost cost() const { return {}; }
+  template <thread_group Group>
+  PULSEINFER_HOST_DEVICE void operator()(Group const&, std::uint64_t, scratch_ref) const
+  {
+    while (*static_cast<std::uint32_t const volatile*>(open) < number) {}
+  }
+};
+
+/// Writes group size and rank of every thread: sizes[item], and 1 into ranks[item * 1024 + rank].
+struct census_operation {
+  static constexpr char const* name = "census";
+  static constexpr operation_kind kind = operation_kind::metadata;
+
+  std::uint32_t* sizes = nullptr;
+  std::uint32_t* ranks = nullptr;
+  std::uint64_t items = 0;
+  std::uint32_t threads = 1;
+
+  [[nodiscard]] launch_shape shape() const { return {.items = items, .group_threads = threads}; }
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t group_threads) const { return group_threads * 4; }
+  [[nodiscard]] operation_cost cost() const { return {}; }
+  template <thread_group Group>
+  PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref scratch) const
+  {
+    auto* const words = reinterpret_cast<std::uint32_t*>(scratch.data);
+    words[group.thread_rank()] = static_cast<std::uint32_t>(item);
+    group.sync();
+    // Reads another thread's word, which a missing sync or a shared slice would leave wrong.
+    std::uint32_t const other = words[(group.thread_rank() + 1) % group.size()];
+    ranks[item * 1024 + group.thread_rank()] += other == item ? 1 : 1000;
+    if (group.thread_rank() == 0) { sizes[item] = group.size(); }
+  }
+};
+
+template <template <class> class Wrapped>
+struct cuda_with {
+  static constexpr bool has_held_work_pending = true;
+  static constexpr bool moves_bytes = true;
+
+  std::uint32_t* open = nullptr;  // not of the backend, whose bytes are counted
+  std::uint32_t holds = 0;
+  Wrapped<cuda_backend> made{cuda_options{
+    .max_streams = contract_sizes::streams,
+    .max_events = contract_sizes::events,
+    .max_copy_runs = contract_sizes::copy_runs,
+    .memory = {contract_sizes::memory_bytes, contract_sizes::memory_bytes}}};
+
+  cuda_with()
+  {
+    REQUIRE(cudaHostAlloc(reinterpret_cast<void**>(&open), sizeof(std::uint32_t), cudaHostAllocMapped) == cudaSuccess);
+    *open = 0;
+  }
+  ~cuda_with()
+  {
+    release();
+    static_cast<void>(made.synchronize());
+    static_cast<void>(cudaFreeHost(open));
+  }
+
+  auto& backend() { return made; }
+  template <class Stream>
+  void hold(Stream stream)
+  {
+    REQUIRE(made.launch(stream, spin_operation{open, ++holds}) == status::ok);
+  }
+  void release() { *static_cast<std::uint32_t volatile*>(open) = holds; }
+};
+
+template <class B>
+using plain = B;
+
+}  // namespace pulseinfer::test
+
+TEST_CASE("cuda_backend keeps the backend contract") { backend_contract<cuda_with<plain>>(); }
+TEST_CASE("checked keeps the backend contract over cuda_backend") { backend_contract<cuda_with<checked>>(); }
+TEST_CASE("traced keeps the backend contract over cuda_backend") { backend_contract<cuda_with<traced>>(); }
+
+TEST_CASE("cuda_backend gives each item one thread, one warp or one block, with its own scratch")
+{
+  cuda_backend backend{cuda_options{.max_blocks = 7}};  // so that items go round
+  auto const stream = backend.create_stream();
+  constexpr std::uint64_t items = 100;
+  buffer<cuda_backend, std::uint32_t> sizes{backend, memory_space::pinned, items};
+  buffer<cuda_backend, std::uint32_t> ranks{backend, memory_space::pinned, items * 1024};
+  for (auto const& [asked, given] :
+       {std::pair{1U, 1U}, {2U, 32U}, {32U, 32U}, {33U, 64U}, {512U, 512U}, {1024U, 1024U}}) {
+    std::memset(sizes.data(), 0, items * 4);
+    std::memset(ranks.data(), 0, items * 1024 * 4);
+    REQUIRE(backend.launch(stream, census_operation{sizes.data(), ranks.data(), items, asked}) == status::ok);
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    for (std::uint64_t item = 0; item < items; ++item) {
+      REQUIRE(sizes[item] == given);
+      for (std::uint32_t rank = 0; rank < 1024; ++rank) {
+        REQUIRE(ranks[item * 1024 + rank] == (rank < given ? 1U : 0U));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda_backend gives an item more scratch than a block has without asking")
+{
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  buffer<cuda_backend, std::uint32_t> data{backend, memory_space::pinned, 3};
+  std::size_t const words = backend.options().max_scratch_bytes / 4;
+  REQUIRE(words * 4 > detail::default_block_scratch_bytes);
+  REQUIRE(backend.launch(stream, fill_operation{data.data(), 3, 5, words}) == status::ok);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+  for (std::uint32_t i = 0; i < 3; ++i) { CHECK(data[i] == 5 + i); }
+  CHECK(backend.launch(stream, fill_operation{data.data(), 3, 5, words + 1}) == status::invalid_argument);
+}
+
+/// Public report: vllm-project/vllm#46379 (batched copies fail on the legacy default stream).
+TEST_CASE("cuda_backend copies on lent streams of every kind, captured ones included")
+{
+  cuda_backend backend;
+  constexpr std::size_t bytes = 200 * 64;
+  buffer<cuda_backend, std::byte> source{backend, memory_space::pinned, bytes};
+  buffer<cuda_backend, std::byte> device{backend, memory_space::device, bytes};
+  buffer<cuda_backend, std::byte> target{backend, memory_space::pinned, bytes};
+  std::vector<copy_run> there, back;
+  for (std::size_t i = 0; i < 200; ++i) {
+    there.push_back({device.data() + i * 64, source.data() + i * 64, 64});
+    back.push_back({target.data() + i * 64, device.data() + i * 64, 64});
+  }
+  auto const round_trip = [&](cuda_stream_ref stream) {
+    REQUIRE(backend.copy(stream, {there.data(), 200, copy_direction::host_to_device}) == status::ok);
+    REQUIRE(backend.copy(stream, {back.data(), 200, copy_direction::device_to_host}) == status::ok);
+  };
+  auto const fill = [&](int value) {
+    std::memset(source.data(), value, bytes);
+    std::memset(target.data(), 0, bytes);
+  };
+  int value = 1;
+  for (cudaStream_t const stream : {cudaStreamLegacy, cudaStreamPerThread, backend.create_stream().stream}) {
+    fill(++value);
+    round_trip(stream);
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    CHECK(std::memcmp(source.data(), target.data(), bytes) == 0);
+  }
+  // A captured copy runs at each replay, and not before.
+  auto const stream = backend.create_stream();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t runnable = nullptr;
+  fill(77);
+  REQUIRE(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  round_trip(stream);
+  REQUIRE(cudaStreamEndCapture(stream.stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&runnable, graph, 0) == cudaSuccess);
+  CHECK(target[0] == std::byte{0});
+  for (int replay = 0; replay < 3; ++replay) {
+    fill(100 + replay);
+    REQUIRE(cudaGraphLaunch(runnable, stream.stream) == cudaSuccess);
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    CHECK(std::memcmp(source.data(), target.data(), bytes) == 0);
+  }
+  CHECK(cudaGraphExecDestroy(runnable) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  CHECK(backend.last_error().empty());
+}
+
+TEST_CASE("cuda_backend keeps the text of a refused call and leaves no error pending")
+{
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  std::byte* const nowhere = reinterpret_cast<std::byte*>(std::uintptr_t{64});
+  copy_run const run{nowhere, nowhere + 64, 32};
+  status const refused = backend.copy(stream, {&run, 1, copy_direction::device_to_device});
+  CHECK(refused != status::ok);
+  CHECK(refused != status::device_lost);
+  CHECK(backend.last_error().find("cudaMemcpyAsync") != std::string::npos);
+  CHECK(cudaGetLastError() == cudaSuccess);
+  CHECK_FALSE(backend.device_lost());
+  CHECK_THROWS_AS(cuda_backend{cuda_options{.device = 1000}}, configuration_error);
+  CHECK_THROWS_AS(cuda_backend{cuda_options{.max_scratch_bytes = std::size_t{1} << 30U}}, configuration_error);
+  std::string const text =
+    text_of_resource_error([&] { static_cast<void>(backend.allocate(memory_space::device, std::size_t{1} << 50U)); });
+  CHECK(text.find("cudaMalloc") != std::string::npos);
+  CHECK(text.find("1125899906842624 B") != std::string::npos);
+  CHECK(backend.device_bytes() == 0);
+}
+
+TEST_SUITE_END();
