@@ -120,7 +120,7 @@ class offload_manager {
           .layout = layout_,
           .max_rows = options.max_rows,
           .max_blocks = blocks_of_longest(geometry, options),
-          .max_step_tokens = std::max(options.max_step_tokens, options.warm_up_queries)})},
+          .max_step_tokens = options.max_step_tokens})},
       budget_{make_slot_budget(
         geometry, options, selector_.dense_tokens(),
         [this](layer_id layer) { return selector_.budget_blocks(layer); })},

@@ -1,0 +1,355 @@
+#pragma once
+
+/// A small recurrent transformer with random weights, driven through the loop over visits as a user's engine would be. Its
+/// inputs depend on (sequence seed, position) alone, so that every run of a sequence feeds the same tokens.
+
+#include <pulseinfer/backend/host_function.hpp>
+#include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/operation/merge_partials.hpp>
+#include <pulseinfer/operation/paged_attention.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace pulseinfer_test {
+
+/// Sizes and weights. Projections are [out, in], row-major, one set per layer.
+struct synthetic_model {
+  pulseinfer::kv_geometry geometry;
+  std::uint32_t width = 0;
+  std::vector<std::vector<float>> query, key, value, output;
+
+  explicit synthetic_model(pulseinfer::kv_geometry g, std::uint32_t hidden = 24, std::uint64_t seed = 7)
+    : geometry{std::move(g)}, width{hidden}
+  {
+    std::mt19937_64 random{seed};
+    std::normal_distribution<float> normal{0.0F, 1.0F};
+    auto const matrix = [&](std::uint32_t rows, std::uint32_t columns, float gain) {
+      std::vector<float> m(std::size_t{rows} * columns);
+      for (float& w : m) { w = gain * normal(random) / std::sqrt(static_cast<float>(columns)); }
+      return m;
+    };
+    for (std::uint32_t l = 0; l < geometry.layers; ++l) {
+      query.push_back(matrix(geometry.query_heads * geometry.head_dim, width, 2.0F));
+      key.push_back(matrix(geometry.kv_heads * geometry.head_dim, width, 2.0F));
+      value.push_back(matrix(geometry.kv_heads * geometry.value_elements(), width, 1.0F));
+      output.push_back(matrix(width, geometry.query_heads * geometry.value_elements(), 1.5F));
+    }
+  }
+
+  /// What a token of a sequence feeds into the first layer.
+  void embed(std::uint64_t sequence_seed, std::uint32_t position, float* hidden) const
+  {
+    std::mt19937_64 random{sequence_seed * 1000003ULL + position};
+    std::normal_distribution<float> normal{0.0F, 1.0F};
+    for (std::uint32_t i = 0; i < width; ++i) { hidden[i] = normal(random); }
+  }
+
+  static void multiply(
+    std::vector<float> const& m, float const* in, float* out, std::uint32_t rows, std::uint32_t columns)
+  {
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      float sum = 0.0F;
+      for (std::uint32_t c = 0; c < columns; ++c) { sum += m[std::size_t{r} * columns + c] * in[c]; }
+      out[r] = sum;
+    }
+  }
+};
+
+/// Dense attention over everything, token by token, in double precision: the outputs of a sequence's first `tokens` tokens.
+inline std::vector<std::vector<float>> dense_outputs(
+  synthetic_model const& model, std::uint64_t sequence_seed, std::uint32_t tokens)
+{
+  pulseinfer::kv_geometry const& g = model.geometry;
+  std::uint32_t const value_dim = g.value_elements();
+  std::vector<std::vector<float>> outputs(tokens, std::vector<float>(model.width));
+  for (std::uint32_t t = 0; t < tokens; ++t) { model.embed(sequence_seed, t, outputs[t].data()); }
+  for (std::uint32_t l = 0; l < g.layers; ++l) {
+    std::vector<std::vector<float>> keys(tokens), values(tokens), queries(tokens);
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+      keys[t].resize(g.kv_heads * g.head_dim);
+      values[t].resize(g.kv_heads * value_dim);
+      queries[t].resize(g.query_heads * g.head_dim);
+      model.multiply(model.key[l], outputs[t].data(), keys[t].data(), g.kv_heads * g.head_dim, model.width);
+      model.multiply(model.value[l], outputs[t].data(), values[t].data(), g.kv_heads * value_dim, model.width);
+      model.multiply(model.query[l], outputs[t].data(), queries[t].data(), g.query_heads * g.head_dim, model.width);
+    }
+    pulseinfer::layer_group const group = g.group_of(static_cast<pulseinfer::layer_id>(l));
+    bool const windowed = group.kind == pulseinfer::layer_kind::windowed;
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+      std::vector<float> attended(g.query_heads * value_dim);
+      for (std::uint32_t h = 0; h < g.query_heads; ++h) {
+        std::uint32_t const kv = h / g.query_group();
+        std::vector<double> scores;
+        std::vector<std::uint32_t> seen;
+        for (std::uint32_t j = 0; j <= t; ++j) {
+          // Windowed layers read whole blocks, as their tables list them.
+          bool const in_window =
+            j / g.block_tokens >= pulseinfer::first_window_block(t + 1, 1, group.window_tokens, g.block_tokens) ||
+            j / g.block_tokens < pulseinfer::sink_blocks(group.sink_tokens, g.block_tokens);
+          if (windowed && !in_window) { continue; }
+          double s = 0.0;
+          for (std::uint32_t d = 0; d < g.head_dim; ++d) {
+            s += double{queries[t][h * g.head_dim + d]} * keys[j][kv * g.head_dim + d];
+          }
+          scores.push_back(s / std::sqrt(double{1.0} * g.head_dim));
+          seen.push_back(j);
+        }
+        double top = -std::numeric_limits<double>::infinity();
+        for (double const s : scores) { top = std::max(top, s); }
+        double sum = 0.0;
+        for (double& s : scores) { sum += (s = std::exp(s - top)); }
+        for (std::uint32_t d = 0; d < value_dim; ++d) {
+          double v = 0.0;
+          for (std::size_t i = 0; i < seen.size(); ++i) { v += scores[i] / sum * values[seen[i]][kv * value_dim + d]; }
+          attended[h * value_dim + d] = static_cast<float>(v);
+        }
+      }
+      std::vector<float> added(model.width);
+      model.multiply(model.output[l], attended.data(), added.data(), model.width, g.query_heads * value_dim);
+      for (std::uint32_t i = 0; i < model.width; ++i) { outputs[t][i] = std::tanh(outputs[t][i] + added[i]); }
+    }
+  }
+  return outputs;
+}
+
+/// The host engine: its tensors are indexed by token place, row r's tokens at r * tokens_per_row.
+template <class Backend, class Manager>
+class synthetic_engine {
+ public:
+  synthetic_engine(
+    Backend& backend, typename Backend::stream_ref stream, synthetic_model const& model, Manager& manager,
+    std::uint32_t max_rows, std::uint32_t tokens_per_row)
+    : backend_{backend}, stream_{stream}, model_{model}, kv_{manager}, per_row_{tokens_per_row}, rows_(max_rows)
+  {
+    pulseinfer::kv_geometry const& g = model.geometry;
+    std::size_t const tokens = std::size_t{max_rows} * tokens_per_row;
+    hidden_.resize(tokens * model.width);
+    keys_.resize(tokens * g.kv_heads * g.head_dim);
+    values_.resize(tokens * g.kv_heads * g.value_elements());
+    queries_.resize(tokens * g.query_heads * g.head_dim);
+    out_.resize(tokens * g.query_heads * g.value_elements());
+    other_ = out_;
+    lse_.resize(tokens * g.query_heads);
+    other_lse_ = lse_;
+  }
+
+  /// Names the sequence that runs in a row.
+  void assign(pulseinfer::row_id row, std::uint64_t sequence_seed) { rows_[to_index(row)] = {.seed = sequence_seed}; }
+
+  /// One step of these rows; every appended token is accepted, unless `accepted` says how many per row.
+  void step(std::vector<pulseinfer::step_row> rows, std::uint32_t accepted = ~0U)
+  {
+    for (pulseinfer::step_row& r : rows) {
+      r.token_offset = static_cast<std::uint32_t>(to_index(r.row)) * per_row_;
+      row_state& state = rows_[to_index(r.row)];
+      state.begin = kv_.tokens_of(r.row);
+      state.count = r.tokens;
+    }
+    require(kv_.begin_step(rows), "begin_step");
+    if (kv_.rows().count != 0) {
+      embed(kv_.rows());
+      project(kv_.first_layer(), kv_.rows());
+      enter(kv_.first_layer(), kv_.rows());
+    }
+    for (pulseinfer::visit const& v : kv_.step()) {
+      attend(v);
+      if (warm_up && v.part != pulseinfer::part::hits) {
+        require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up");
+      }
+      if (v.part == pulseinfer::part::hits) { continue; }
+      feed_forward(v.layer, v.rows);
+      if (v.last) {
+        sample(v.rows);
+        continue;
+      }
+      project(v.next, v.rows);
+      enter(v.next, v.rows);
+    }
+    std::vector<pulseinfer::commit_row> kept;
+    for (pulseinfer::step_row const& r : rows) {
+      kept.push_back({.row = r.row, .accepted = std::min(accepted, r.tokens)});
+    }
+    require(kv_.commit(kept), "commit");
+  }
+
+  /// Brings a prompt of `tokens` in, in chunks.
+  void prefill(pulseinfer::row_id row, std::uint32_t tokens, std::uint32_t chunk)
+  {
+    for (std::uint32_t done = 0; done < tokens;) {
+      std::uint32_t const now = std::min(chunk, tokens - done);
+      step({{.row = row, .tokens = now}});
+      done += now;
+    }
+  }
+
+  /// Outputs by (sequence seed, position), as far as they were computed.
+  [[nodiscard]] std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<float>> const& outputs() const
+  {
+    return outputs_;
+  }
+
+  /// The last layer's output of a token.
+  [[nodiscard]] std::vector<float> const& output(std::uint64_t seed, std::uint32_t position) const
+  {
+    return outputs_.at({seed, position});
+  }
+
+  bool warm_up = false;
+  std::uint64_t visits = 0;
+
+ private:
+  struct row_state {
+    std::uint64_t seed = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t count = 0;
+  };
+
+  static void require(pulseinfer::status s, char const* call)
+  {
+    if (s != pulseinfer::status::ok) { throw std::runtime_error{std::string{call} + ": " + name_of(s)}; }
+  }
+
+  template <class F>
+  void enqueue(F f)
+  {
+    require(backend_.launch(stream_, pulseinfer::host_function{f}), "launch");
+  }
+
+  /// Calls f(token place, position, row) for each token of the rows, in stream order.
+  template <class F>
+  void each_token(pulseinfer::row_list rows, F f)
+  {
+    enqueue([this, rows, f] {
+      for (pulseinfer::row_id const row : rows) {
+        row_state const& state = rows_[to_index(row)];
+        for (std::uint32_t t = 0; t < state.count; ++t) { f(to_index(row) * per_row_ + t, state.begin + t, row); }
+      }
+    });
+  }
+
+  void embed(pulseinfer::row_list rows)
+  {
+    each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
+      model_.embed(rows_[to_index(row)].seed, position, hidden_.data() + place * model_.width);
+    });
+  }
+
+  void project(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    each_token(rows, [this, layer](std::size_t place, std::uint32_t, pulseinfer::row_id) {
+      pulseinfer::kv_geometry const& g = model_.geometry;
+      float const* const h = hidden_.data() + place * model_.width;
+      std::size_t const l = to_index(layer);
+      std::uint32_t const q = g.query_heads * g.head_dim, k = g.kv_heads * g.head_dim,
+                          v = g.kv_heads * g.value_elements();
+      model_.multiply(model_.query[l], h, queries_.data() + place * q, q, model_.width);
+      model_.multiply(model_.key[l], h, keys_.data() + place * k, k, model_.width);
+      model_.multiply(model_.value[l], h, values_.data() + place * v, v, model_.width);
+    });
+  }
+
+  [[nodiscard]] pulseinfer::tensor_view view(std::vector<float>& data, std::uint32_t heads, std::uint32_t dim)
+  {
+    return pulseinfer::contiguous_tensor(data.data(), pulseinfer::dtype::float32, rows_.size() * per_row_, heads, dim);
+  }
+  [[nodiscard]] pulseinfer::tensor_view query_view()
+  {
+    return view(queries_, model_.geometry.query_heads, model_.geometry.head_dim);
+  }
+
+  void enter(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    pulseinfer::kv_geometry const& g = model_.geometry;
+    require(
+      kv_.enter(
+        layer, rows, view(keys_, g.kv_heads, g.head_dim), view(values_, g.kv_heads, g.value_elements()), query_view()),
+      "enter");
+  }
+
+  void attend(pulseinfer::visit const& v)
+  {
+    ++visits;
+    pulseinfer::kv_geometry const& g = model_.geometry;
+    bool const landed = v.part == pulseinfer::part::landed;
+    std::uint32_t const value_dim = g.value_elements();
+    pulseinfer::tensor_view const whole = view(out_, g.query_heads, value_dim);
+    pulseinfer::tensor_view const rest = view(other_, g.query_heads, value_dim);
+    require(
+      backend_.launch(
+        stream_,
+        pulseinfer::paged_attention{
+          .table = v.table,
+          .rows = v.rows,
+          .queries = query_view(),
+          .out = landed ? rest : whole,
+          .lse = landed ? other_lse_.data() : lse_.data(),
+          .scale = 1.0F / std::sqrt(static_cast<float>(g.head_dim)),
+          .most_queries = per_row_}),
+      "attention");
+    if (landed) {
+      require(
+        backend_.launch(
+          stream_,
+          pulseinfer::merge_partials{
+            .rows = v.rows,
+            .info = v.table.info,
+            .result = whole,
+            .result_lse = lse_.data(),
+            .other = rest,
+            .other_lse = other_lse_.data(),
+            .most_queries = per_row_}),
+        "merge");
+    }
+  }
+
+  void feed_forward(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    each_token(rows, [this, layer](std::size_t place, std::uint32_t, pulseinfer::row_id) {
+      pulseinfer::kv_geometry const& g = model_.geometry;
+      std::uint32_t const o = g.query_heads * g.value_elements();
+      std::vector<float> added(model_.width);
+      model_.multiply(model_.output[to_index(layer)], out_.data() + place * o, added.data(), model_.width, o);
+      float* const h = hidden_.data() + place * model_.width;
+      for (std::uint32_t i = 0; i < model_.width; ++i) { h[i] = std::tanh(h[i] + added[i]); }
+    });
+  }
+
+  void sample(pulseinfer::row_list rows)
+  {
+    each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
+      float const* const h = hidden_.data() + place * model_.width;
+      outputs_[{rows_[to_index(row)].seed, position}].assign(h, h + model_.width);
+    });
+    require(backend_.synchronize(stream_), "synchronize");
+  }
+
+  Backend& backend_;
+  typename Backend::stream_ref stream_;
+  synthetic_model const& model_;
+  Manager& kv_;
+  std::uint32_t per_row_;
+  std::vector<row_state> rows_;
+  std::vector<float> hidden_, keys_, values_, queries_, out_, other_, lse_, other_lse_;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<float>> outputs_;
+};
+
+/// Largest absolute difference of two outputs.
+inline float difference(std::vector<float> const& a, std::vector<float> const& b)
+{
+  float most = a.size() == b.size() ? 0.0F : std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    float const d = std::fabs(a[i] - b[i]);
+    most = d <= most ? most : d;  // NaN counts as a difference
+    if (std::isnan(d)) { most = std::numeric_limits<float>::infinity(); }
+  }
+  return most;
+}
+
+}  // namespace pulseinfer_test
