@@ -8,6 +8,7 @@
 #include <pulseinfer/view/step_sample.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <ostream>
 #include <span>
 #include <string>
@@ -102,10 +103,11 @@ class chrome_trace {
   /// Microseconds with three decimals: the format's unit.
   [[nodiscard]] static std::string micros(nanoseconds time)
   {
-    std::int64_t const count = time.count();
-    std::string text = std::to_string((count < 0 ? -count : count) % 1000);
-    text.insert(0, 3 - text.size(), '0');
-    return (count < 0 ? "-" : "") + std::to_string((count < 0 ? -count : count) / 1000) + '.' + text;
+    auto const count = static_cast<long long>(time.count());
+    auto const magnitude = count < 0 ? -count : count;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%s%lld.%03lld", count < 0 ? "-" : "", magnitude / 1000, magnitude % 1000);
+    return text;
   }
 
   [[nodiscard]] static std::string quoted(std::string_view text)
