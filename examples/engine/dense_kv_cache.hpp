@@ -10,17 +10,21 @@
 
 namespace host_engine {
 
-/// Each row of each layer is one block as large as the longest sequence.
+/// Cut into blocks, so that attention over all of them, or over some, runs as it does over anybody's blocks.
 class dense_kv_cache {
  public:
-  /// @throws std::bad_alloc
-  dense_kv_cache(llama_geometry const& geometry, std::uint32_t rows, std::uint32_t capacity_tokens);
+  /// @throws std::bad_alloc; std::invalid_argument if block_tokens is 0
+  dense_kv_cache(
+    llama_geometry const& geometry, std::uint32_t rows, std::uint32_t capacity_tokens, std::uint32_t block_tokens = 16);
 
   /// Takes over the keys and values that the engine has projected for these rows' tokens of this step.
   /// @throws std::out_of_range if a row is full, with the numbers
   void append(std::uint32_t layer, std::span<std::uint32_t const> rows, llama_engine const& engine);
 
-  /// Tables of one layer as `llama_engine::attend` reads them.
+  /// Gives row `to` what row `from` holds.
+  void copy_row(std::uint32_t from, std::uint32_t to);
+
+  /// Tables of one layer as `llama_engine::attend` reads them. Valid while the cache stays where it is.
   class table {
    public:
     [[nodiscard]] std::uint32_t head_groups() const noexcept { return 1; }
@@ -30,11 +34,14 @@ class dense_kv_cache {
     friend class dense_kv_cache;
     dense_kv_cache const* cache_ = nullptr;
     std::uint32_t layer_ = 0;
+    std::uint32_t sink_blocks_ = 0, recent_blocks_ = 0;  // both 0: all blocks
+    mutable std::vector<float const*> shown_ = {};
   };
   [[nodiscard]] table table_of(std::uint32_t layer) const;
+  /// Only the first blocks and the last ones, the block that is being filled among them.
+  [[nodiscard]] table window_of(std::uint32_t layer, std::uint32_t sink_blocks, std::uint32_t recent_blocks) const;
 
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return storage_.size() * sizeof(float); }
-  /// Bytes that a sequence of this length fills in all layers.
+  /// Bytes of one row of `tokens` tokens in all layers.
   [[nodiscard]] std::uint64_t bytes_of(std::uint32_t tokens) const noexcept;
 
  private:
@@ -45,9 +52,10 @@ class dense_kv_cache {
   [[nodiscard]] std::size_t index(std::uint32_t layer, std::uint32_t row) const noexcept;
 
   llama_geometry geometry_;
-  std::uint32_t rows_, capacity_tokens_;
-  std::vector<float> storage_;        // [layer][row][K|V][head][capacity_tokens][head_dim]
-  std::vector<float const*> blocks_;  // [layer][row]
+  std::uint32_t rows_, block_tokens_, row_blocks_;
+  std::size_t block_floats_;
+  std::vector<float> storage_;        // [layer][row][block][K|V][head][block_tokens][head_dim]
+  std::vector<float const*> blocks_;  // [layer][row][block]
   std::vector<fill> fills_;           // [layer][row]
 };
 

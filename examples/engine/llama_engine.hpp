@@ -17,6 +17,7 @@
 #include "llama_weights.hpp"
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -35,6 +36,19 @@ template <class T>
 concept kv_table = requires(T const& table, std::uint32_t row, std::uint32_t head_group) {
   { table.head_groups() } -> std::convertible_to<std::uint32_t>;
   { table.blocks(row, head_group) } -> std::convertible_to<kv_blocks>;
+};
+
+/// [tokens, heads, dim], without gaps. Borrowed from the engine.
+struct token_tensor {
+  float const* data = nullptr;
+  std::size_t tokens = 0;
+  std::uint32_t heads = 0;
+  std::uint32_t dim = 0;
+
+  [[nodiscard]] float const* row(std::size_t token, std::uint32_t head) const noexcept
+  {
+    return data + (token * heads + head) * dim;
+  }
 };
 
 class llama_engine {
@@ -78,9 +92,9 @@ class llama_engine {
 
   // The tensors are indexed by token slot: those of a row begin at `first_token(row)`.
   [[nodiscard]] std::uint32_t first_token(std::uint32_t row) const noexcept { return row * limits_.row_tokens; }
-  [[nodiscard]] float const* queries() const noexcept { return queries_.data(); }  // [slots, query_heads, head_dim]
-  [[nodiscard]] float const* keys() const noexcept { return keys_.data(); }        // [slots, kv_heads, head_dim]
-  [[nodiscard]] float const* values() const noexcept { return values_.data(); }    // [slots, kv_heads, head_dim]
+  [[nodiscard]] token_tensor queries() const noexcept { return tensor(queries_, geometry().query_heads); }
+  [[nodiscard]] token_tensor keys() const noexcept { return tensor(keys_, geometry().kv_heads); }
+  [[nodiscard]] token_tensor values() const noexcept { return tensor(values_, geometry().kv_heads); }
   [[nodiscard]] std::uint32_t tokens(std::uint32_t row) const noexcept { return rows_[row].tokens; }
   [[nodiscard]] std::uint32_t position(std::uint32_t row) const noexcept { return rows_[row].position; }
 
@@ -95,6 +109,11 @@ class llama_engine {
     std::int32_t sampled = -1;
   };
 
+  [[nodiscard]] token_tensor tensor(std::vector<float> const& values, std::uint32_t heads) const noexcept
+  {
+    std::size_t const tokens = std::size_t{limits_.rows} * limits_.row_tokens;
+    return {.data = values.data(), .tokens = tokens, .heads = heads, .dim = geometry().head_dim};
+  }
   void expect_layer(std::uint32_t layer, row_span rows, char const* call) const;
   [[nodiscard]] std::size_t count_tokens(row_span rows) const noexcept;
   // Calls `body(slot, index)` for each token of the rows: its slot, and its place in scratch tensors without gaps.

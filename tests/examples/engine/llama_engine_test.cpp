@@ -111,12 +111,11 @@ class scattered_table {
           for (std::uint32_t token = 0; token < block_tokens; ++token) {
             std::size_t const source = block * block_tokens + token;
             if (source >= dense.tokens) break;
-            std::size_t const from = ((std::size_t{group} * heads + head) * dense.block_tokens + source) * head_dim;
+            float const* const from = dense.blocks[source / dense.block_tokens] +
+              ((std::size_t{group} * heads + head) * dense.block_tokens + source % dense.block_tokens) * head_dim;
             std::size_t const at = (std::size_t{head} * block_tokens + token) * head_dim;
-            std::copy_n(dense.blocks[0] + from, head_dim, to + at);
-            std::copy_n(
-              dense.blocks[0] + std::size_t{dense.heads} * dense.block_tokens * head_dim + from, head_dim,
-              to + plane + at);
+            std::copy_n(from, head_dim, to + at);
+            std::copy_n(from + std::size_t{dense.heads} * dense.block_tokens * head_dim, head_dim, to + plane + at);
           }
         }
       }
@@ -334,6 +333,36 @@ TEST_CASE("llama_engine: hits first and the landed blocks after them give the wh
   }
 }
 
+TEST_CASE("dense_kv_cache::window_of shows the first and the last blocks alone")
+{
+  llama_weights const weights = host_engine::make_random_llama(small, 31);
+  llama_engine engine{weights, {.rows = 3, .row_tokens = 50}};
+  dense_kv_cache cache{small, 3, 60, 8};
+  engine.feed(0, random_tokens(43, small.vocabulary, 1), 0);
+  run_step(engine, cache, {0});
+  cache.copy_row(0, 2);
+
+  kv_blocks const all = cache.table_of(1).blocks(0, 0);
+  CHECK(all.blocks.size() == 6);
+  CHECK(all.tokens == 43);
+  auto const table = cache.window_of(1, 1, 2);
+  kv_blocks const window = table.blocks(0, 0);
+  REQUIRE(window.blocks.size() == 3);
+  CHECK(window.blocks[0] == all.blocks[0]);
+  CHECK(window.blocks[1] == all.blocks[4]);
+  CHECK(window.blocks[2] == all.blocks[5]);
+  CHECK(window.tokens == 8 + 8 + 3);
+  CHECK(cache.window_of(1, 4, 2).blocks(0, 0).tokens == 43);  // nothing is left out
+
+  kv_blocks const copied = cache.table_of(1).blocks(2, 0);
+  REQUIRE(copied.tokens == 43);
+  std::size_t const block_floats = std::size_t{2} * small.kv_width() * 8;
+  for (std::size_t block = 0; block < 5; ++block) {
+    CHECK(copied.blocks[block] != all.blocks[block]);
+    CHECK(std::equal(copied.blocks[block], copied.blocks[block] + block_floats, all.blocks[block]));
+  }
+}
+
 TEST_CASE("attend_blocks: without any token a part counts for nothing")
 {
   std::vector<float> outputs{1.0F, 2.0F}, empty(2, 5.0F);
@@ -411,8 +440,9 @@ TEST_CASE("llama_engine says with numbers what it can't take")
   says(message_of([&] { engine.sample(rows_list{0}); }), {"sample", "layer 3", "layer 0"});
 
   dense_kv_cache cache{small, 2, 1};
+  engine.feed(0, token_list{1, 2}, 16);
   engine.project(0, rows_list{0});
-  says(message_of([&] { cache.append(0, rows_list{0}, engine); }), {"row 0", "2 tokens", "holds 1"});
+  says(message_of([&] { cache.append(0, rows_list{0}, engine); }), {"row 0", "18 tokens", "holds 16"});
   CHECK_THROWS_AS((llama_engine{weights, {.rows = 0, .row_tokens = 4}}), std::invalid_argument);
 }
 
