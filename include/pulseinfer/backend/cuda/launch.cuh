@@ -5,6 +5,7 @@
 #include <pulseinfer/backend/cuda/group.cuh>
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/device/group.hpp>
+#include <pulseinfer/types.hpp>
 
 #include <cuda_runtime_api.h>
 
