@@ -171,8 +171,8 @@ class cache {
       for (std::uint32_t row = 0; row < info.size(); ++row) {
         for (std::uint32_t head = 0; head < geometry.kv_heads; ++head) {
           for (std::uint32_t t = 0; t < static_cast<std::uint32_t>(info[row].tokens); ++t) {
-            for (pulseinfer::plane_layout const* plane : {&layout.key(), &layout.value()}) {
-              if (plane == &layout.value() && layout.value_is_key_prefix) { continue; }
+            for (std::uint32_t i = 0; i < (layout.value_is_key_prefix ? 1U : 2U); ++i) {
+              pulseinfer::plane_layout const* const plane = &layout.planes[i];
               std::byte* const at = address(*plane, layer, row, head, t);
               for (std::uint32_t j = 0; j < plane->dim; ++j) {
                 pulseinfer::store_from_float(at, plane->type, j, normal(random));
