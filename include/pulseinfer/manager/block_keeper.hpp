@@ -38,8 +38,12 @@ struct row_blocks {
   std::uint32_t sent = 0;           ///< blocks [0, sent) have a write-back sent or complete
   std::uint32_t written = 0;        ///< blocks [0, written) are on the host
   std::uint32_t known = 0;          ///< blocks [0, known): the device knows their host block
+  std::uint32_t dirty = 0;          ///< blocks [0, dirty): the device knows that they are sealed
   std::uint32_t host_reserved = 0;  ///< host blocks still kept back for the row
 };
+
+template <class B, replacement Replacement>
+class sequence_mover;
 
 /// The host's half of residency, one row at a time. Everything on the device changes in the order of the stream given.
 template <class B, replacement Replacement>
@@ -331,23 +335,7 @@ class block_keeper {
     std::uint32_t const opens = needed > state.opened ? needed - state.opened : 0;
     nanoseconds const deadline = backend_->now() + wait_limit_;
     while (count_ring(row, ring_state::spare) < opens) {
-      ++spare_waits_;
-      if (status const sent = write_back(mover); sent != status::ok) { return sent; }
-      if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
-      std::uint32_t const exchanging = leases_.find_ring(row, ring_state::exchanging);
-      if (exchanging != budget_.ring) {
-        if (status const waited = staging_.wait(leases_.ring(row, exchanging).serial); waited != status::ok) {
-          return waited;
-        }
-      } else if (!writes_.idle()) {
-        if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
-      } else if (leases_.find_ring(row, ring_state::written) == budget_.ring) {
-        return status::stalled;
-      }
-      poll();
-      tell_written(row);
-      turn_ring(row);
-      if (backend_->now() > deadline) { return status::stalled; }
+      if (status const freed = advance_ring(row, mover, deadline); freed != status::ok) { return freed; }
     }
     return status::ok;
   }
@@ -405,6 +393,8 @@ class block_keeper {
   }
 
  private:
+  friend class sequence_mover<B, Replacement>;
+
   static constexpr std::uint32_t patches_per_place = 16384;
   static constexpr std::uint32_t lanes_per_place = 4;
   static constexpr std::uint32_t write_batches = 4;
@@ -529,7 +519,7 @@ class block_keeper {
       {.row = row, .sequence = sequence.id, .first = block, .last = block + 1}, sequence.host_blocks[block]);
     std::uint32_t ring = budget_.ring;
     if (state.mode == row_mode::sparse_offloaded) {
-      for (ring = 0; leases_.ring(row, ring).block != static_cast<block_id>(block);) { ++ring; }
+      ring = ring_of(row, block);
       leases_.ring(row, ring).state = ring_state::writing;
     }
     for_lanes(row, [&](layer_id layer, lane_id lane) {
@@ -567,21 +557,37 @@ class block_keeper {
     });
   }
 
-  /// The device learns host blocks in the order of the stream, before any slot of theirs may be refilled.
+  /// The device learns which blocks are sealed, and their host blocks, in the order of the stream, before any slot of
+  /// theirs may be refilled.
   void tell_written(row_id row) noexcept
   {
     row_blocks& state = rows_[to_index(row)];
+    for (; state.dirty < sequences_[row].sealed; ++state.dirty) { tell_state(row, state.dirty, slot_state::dirty); }
     for (; state.known < state.written; ++state.known) {
+      // A ring slot becomes clean by its exchange.
+      if (state.mode == row_mode::dense_resident) { tell_state(row, state.known, slot_state::clean); }
       staging_.patch(
         compute_, books_.host_blocks() + to_index(row) * budget_.max_blocks + state.known,
         sequences_[row].host_blocks[state.known]);
     }
   }
 
+  /// Writes the state of a block that the host has placed into the words of its slots, in the layers that are written back.
+  void tell_state(row_id row, std::uint32_t block, slot_state value) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected) { return; }
+      slot_id const slot = in_lease(state, layer) ? leases_.ring_slot(layer, lane, ring_of(row, block))
+                                                  : leases_.placed(layer, lane, block);
+      staging_.patch(compute_, &word(layer, slot)->state, value);
+    });
+  }
+
   // -- the ring of a sparse row
 
-  /// Takes back slots that exchanges have freed, and starts the next exchange: one place of a row at a time.
-  void turn_ring(row_id row) noexcept
+  /// Takes back the slots that exchanges have freed.
+  void take_exchanged(row_id row) noexcept
   {
     for (std::uint32_t i = 0; i < budget_.ring; ++i) {
       ring_place& place = leases_.ring(row, i);
@@ -597,8 +603,18 @@ class block_keeper {
           leases_.ring_slot(layer, lane, i) = given;
         }
       });
-      place.state = complete ? ring_state::spare : ring_state::written;
+      if (complete) {
+        place = ring_place{};
+      } else {
+        place.state = ring_state::written;
+      }
     }
+  }
+
+  /// Takes freed slots in and starts the next exchange: one place of a row at a time.
+  void turn_ring(row_id row) noexcept
+  {
+    take_exchanged(row);
     if (leases_.find_ring(row, ring_state::exchanging) != budget_.ring) { return; }
     std::uint32_t const next = leases_.find_ring(row, ring_state::written);
     if (next == budget_.ring || rows_[to_index(row)].known <= to_index(leases_.ring(row, next).block)) { return; }
@@ -617,6 +633,52 @@ class block_keeper {
     });
     leases_.ring(row, next).state = ring_state::exchanging;
     leases_.ring(row, next).serial = staging_.serial();
+  }
+
+  /// Sleeps until no exchange of the row is under way, and takes the slots in.
+  status finish_exchanges(row_id row) noexcept
+  {
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      if (leases_.ring(row, i).state != ring_state::exchanging) { continue; }
+      if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
+      if (status const waited = staging_.wait(leases_.ring(row, i).serial); waited != status::ok) { return waited; }
+      take_exchanged(row);
+    }
+    return status::ok;
+  }
+
+  /// Sees to one spare ring place, waiting where all hold blocks on their way to the host.
+  template <class Mover>
+  status free_ring_place(row_id row, Mover& mover) noexcept
+  {
+    nanoseconds const deadline = backend_->now() + wait_limit_;
+    while (leases_.find_ring(row, ring_state::spare) == budget_.ring) {
+      if (status const freed = advance_ring(row, mover, deadline); freed != status::ok) { return freed; }
+    }
+    return status::ok;
+  }
+
+  /// One round of what brings a sparse row's ring on: write-back, exchange, or sleeping until one of them is complete.
+  template <class Mover>
+  status advance_ring(row_id row, Mover& mover, nanoseconds deadline) noexcept
+  {
+    ++spare_waits_;
+    if (status const sent = write_back(mover); sent != status::ok) { return sent; }
+    if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
+    std::uint32_t const exchanging = leases_.find_ring(row, ring_state::exchanging);
+    if (exchanging != budget_.ring) {
+      if (status const waited = staging_.wait(leases_.ring(row, exchanging).serial); waited != status::ok) {
+        return waited;
+      }
+    } else if (!writes_.idle()) {
+      if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
+    } else if (leases_.find_ring(row, ring_state::written) == budget_.ring) {
+      return status::stalled;
+    }
+    poll();
+    tell_written(row);
+    turn_ring(row);
+    return backend_->now() > deadline ? status::stalled : status::ok;
   }
 
   /// The lease's member that left is replaced by the one that came, in the host's copy of the list.
@@ -680,24 +742,11 @@ class block_keeper {
     bool const sparse = state.mode == row_mode::sparse_offloaded;
     std::uint32_t const ring = sparse ? leases_.find_ring(row, ring_state::spare) : budget_.ring;
     if (sparse && ring == budget_.ring) { return status::stalled; }
+    if (sparse) { leases_.ring(row, ring) = {.state = ring_state::open, .block = static_cast<block_id>(block)}; }
     bool lacking = false;
     for_lanes(row, [&](layer_id layer, lane_id lane) {
-      slot_id slot = none<slot_id>;
-      if (in_lease(state, layer)) {
-        slot = leases_.ring_slot(layer, lane, ring);
-      } else {
-        slot = take_slot(layer);
-        leases_.placed(layer, lane, block) = slot;
-      }
-      if (is_none(slot)) {
-        lacking = true;
-        return;
-      }
-      staging_.patch(compute_, &word(layer, slot)->block, static_cast<block_id>(block));
-      staging_.patch(compute_, &word(layer, slot)->state, slot_state::open);
-      staging_.patch(compute_, books_.residency().slots_of_lane(layer, lane) + block, slot);
+      if (!place_block(row, layer, lane, block)) { lacking = true; }
     });
-    if (sparse) { leases_.ring(row, ring) = {.state = ring_state::open, .block = static_cast<block_id>(block)}; }
     return lacking ? status::capacity_exceeded : status::ok;
   }
 
@@ -722,6 +771,89 @@ class block_keeper {
     state.listed = blocks;
   }
 
+  /// Gives an open or resident block of one lane its slot, and tells the device. @return false: no slot is free
+  [[nodiscard]] bool place_block(row_id row, layer_id layer, lane_id lane, std::uint32_t block) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    slot_id slot = none<slot_id>;
+    if (in_lease(state, layer)) {
+      slot = leases_.ring_slot(layer, lane, ring_of(row, block));
+    } else {
+      slot = take_slot(layer);
+      leases_.placed(layer, lane, block) = slot;
+    }
+    if (is_none(slot)) { return false; }
+    tell_placed(row, layer, lane, block, slot);
+    return true;
+  }
+
+  void tell_placed(row_id row, layer_id layer, lane_id lane, std::uint32_t block, slot_id slot) noexcept
+  {
+    staging_.patch(compute_, &word(layer, slot)->block, static_cast<block_id>(block));
+    staging_.patch(compute_, &word(layer, slot)->state, state_of(row, block));
+    staging_.patch(compute_, books_.residency().slots_of_lane(layer, lane) + block, slot);
+  }
+
+  /// State of a block that the host has placed.
+  [[nodiscard]] slot_state state_of(row_id row, std::uint32_t block) const noexcept
+  {
+    if (block >= sequences_[row].sealed) { return slot_state::open; }
+    return block < rows_[to_index(row)].written ? slot_state::clean : slot_state::dirty;
+  }
+
+  /// The ring place that holds a block; ring_size() where none does.
+  [[nodiscard]] std::uint32_t ring_of(row_id row, std::uint32_t block) noexcept
+  {
+    std::uint32_t place = 0;
+    while (place < budget_.ring && leases_.ring(row, place).block != static_cast<block_id>(block)) { ++place; }
+    return place;
+  }
+
+  /// Makes a row sparse whose blocks are on the host: a lease of empty slots, and ring places for blocks [sealed, opened).
+  status lease_empty(row_id row, std::uint32_t sealed, std::uint32_t opened) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    state.mode = row_mode::sparse_offloaded;
+    for (std::uint32_t i = 0; i < budget_.ring; ++i) {
+      leases_.ring(row, i) = sealed + i < opened
+        ? ring_place{.state = ring_state::open, .block = static_cast<block_id>(sealed + i)}
+        : ring_place{};
+    }
+    bool lacking = false;
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected || lacking) { return; }
+      leased_slot* const list = staging_.lease(
+        compute_, lease_change{.layer = layer, .lane = lane, .lease_count = budget_.lease, .held_count = budget_.ring});
+      if (list == nullptr) {
+        lacking = true;
+        return;
+      }
+      for (std::uint32_t i = 0; i < budget_.lease + budget_.ring; ++i) {
+        list[i] = {.slot = take_slot(layer)};
+        lacking = lacking || is_none(list[i].slot);
+        if (i < budget_.lease) {
+          leases_.lease(layer, lane)[i] = list[i].slot;
+        } else {
+          leases_.ring_slot(layer, lane, i - budget_.lease) = list[i].slot;
+        }
+      }
+      leases_.lease_count(layer, lane) = budget_.lease;
+    });
+    if (!lacking) { shrink_reservation(row); }
+    return lacking ? status::capacity_exceeded : staging_.flush(compute_);
+  }
+
+  /// A row that has turned sparse keeps only a decoding row's slots back.
+  void shrink_reservation(row_id row) noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    std::uint32_t const max_tokens = sequences_[row].max_tokens;
+    for_reservation(
+      state.prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] -= slots; });
+    for_reservation(
+      state.prompt_tokens, max_tokens, false, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
+  }
+
   // -- from dense to sparse
 
   /// Shrinks a row's slots to its quota: open blocks move into the ring, and of the sealed ones those stay that warm_up
@@ -742,12 +874,7 @@ class block_keeper {
       if (kind_of(layer) == layer_kind::selected && !lacking) { lacking = !shrink_lane(row, layer, lane, sealed); }
     });
     if (lacking) { return staging_.failure() == status::ok ? status::capacity_exceeded : staging_.failure(); }
-    for_reservation(state.prompt_tokens, sequences_[row].max_tokens, true, [&](std::size_t pool, std::uint64_t slots) {
-      reserved_[pool] -= slots;
-    });
-    for_reservation(state.prompt_tokens, sequences_[row].max_tokens, false, [&](std::size_t pool, std::uint64_t slots) {
-      reserved_[pool] += slots;
-    });
+    shrink_reservation(row);
     state.mode = row_mode::sparse_offloaded;
     return staging_.flush(compute_);
   }

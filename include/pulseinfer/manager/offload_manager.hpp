@@ -18,6 +18,7 @@
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_ring.hpp>
 #include <pulseinfer/manager/row_runtime.hpp>
+#include <pulseinfer/manager/sequence_mover.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
 #include <pulseinfer/operation/append_tokens.hpp>
@@ -132,6 +133,9 @@ class offload_manager {
           .max_entries = max_entries(),
           .head_groups = geometry.head_groups,
           .layout = layout_})},
+      mover_{
+        backend, compute, keeper_, options.saved_sequences == 0 ? options.max_rows : options.saved_sequences,
+        options.wait_limit},
       copies_{backend, stream_priority::high},
       recalls_{
         backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows, max_entries(),
@@ -162,22 +166,12 @@ class offload_manager {
   /// `explain_refusal` says why. On `admitted`, `row` is its place, and all that it may need is kept back for it.
   [[nodiscard]] admission open(sequence_options const& request, row_id& row) noexcept
   {
-    retire();
     row = none<row_id>;
-    if (
-      request.max_tokens == 0 || request.max_tokens > options_.max_tokens ||
-      request.prompt_tokens > request.max_tokens) {
-      return admission::rejected;
-    }
-    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
-    capacity const free = keeper_.capacity_now(running_rows());
-    admission const said = admission_.admit(wanted, free);
-    if (said != admission::admitted) { return said; }
-    row_id const place = free_row();
-    if (is_none(place) || !keeper_.slots_fit(request.prompt_tokens, request.max_tokens)) { return admission::queued; }
+    admission said = admission::admitted;
+    row_id const place = place_for(request, said);
+    if (is_none(place)) { return said; }
     if (keeper_.open(place, request.prompt_tokens, request.max_tokens) != status::ok) { return admission::queued; }
-    std::uint32_t const number = rows_[to_index(place)].number;
-    rows_[to_index(place)] = row_runtime{.number = number};
+    take_row(place);
     row = place;
     return admission::admitted;
   }
@@ -215,6 +209,84 @@ class offload_manager {
     std::erase(due_, row);
     retire();
     return status::ok;
+  }
+
+  /// Takes a row off the device, its last partial block included, and frees the row: `resume` goes on where it was.
+  /// Sleeps until everything is on the host.
+  /// @status out_of_range; invalid_state: not open, or in a step; busy: no place for one more saved sequence;
+  ///         capacity_exceeded: too few host blocks; transfer_failed, drain_timeout. The row is unchanged in these cases
+  [[nodiscard]] status preempt(row_id row, saved_id& saved) noexcept
+  {
+    if (status const still = standing_still(row); still != status::ok) { return still; }
+    if (status const kept = mover_.save(row, true, transfer_, saved); kept != status::ok) { return kept; }
+    return close(row);
+  }
+
+  /// Brings a preempted sequence back. On `admitted`, `row` is its place and `saved` is gone.
+  [[nodiscard]] admission resume(saved_id saved, row_id& row) noexcept
+  {
+    row = none<row_id>;
+    saved_sequence const* const kept = mover_.find(saved);
+    if (kept == nullptr) { return admission::rejected; }
+    sequence_options const request{.prompt_tokens = kept->prompt_tokens, .max_tokens = kept->max_tokens};
+    admission const said = adopt(saved, request, row);
+    if (said == admission::admitted) { static_cast<void>(mover_.drop(saved)); }
+    return said;
+  }
+
+  /// Keeps the full blocks of a row on the host for later sequences that begin with the same tokens. The row goes on. Which
+  /// tokens those are is the host engine's own index to know.
+  [[nodiscard]] status retain(row_id row, saved_id& saved) noexcept
+  {
+    if (status const still = standing_still(row); still != status::ok) { return still; }
+    return mover_.save(row, false, transfer_, saved);
+  }
+
+  /// Begins a sequence whose first tokens are those of `saved`, which stays; full blocks are shared, not copied. The rest
+  /// of the prompt follows in steps. `rejected` where `saved` is stale or longer than the request.
+  [[nodiscard]] admission adopt(saved_id saved, sequence_options const& request, row_id& row) noexcept
+  {
+    row = none<row_id>;
+    saved_sequence const* const kept = mover_.find(saved);
+    if (kept == nullptr || kept->tokens > request.max_tokens) { return admission::rejected; }
+    admission said = admission::admitted;
+    row_id const place = place_for(request, said);
+    if (is_none(place)) { return said; }
+    // Digests were not kept for a sequence that would never have selected: they cannot be had back from the host alone.
+    if (keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0 && !kept->offloads) {
+      return admission::rejected;
+    }
+    if (mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, transfer_) != status::ok) {
+      return admission::queued;
+    }
+    take_row(place);
+    row = place;
+    return admission::admitted;
+  }
+
+  /// Gives a saved sequence up. @status stale_ticket
+  status release(saved_id saved) noexcept { return mover_.drop(saved); }
+
+  /// Begins a second sequence that shares everything with `from` so far; full blocks are held by both, a partial one is
+  /// copied. @param row its place, on `admitted`
+  [[nodiscard]] admission fork(row_id from, sequence_options const& request, row_id& row) noexcept
+  {
+    row = none<row_id>;
+    saved_id shared;
+    if (standing_still(from) != status::ok) { return admission::rejected; }
+    status const kept = mover_.save(from, true, transfer_, shared);
+    if (kept != status::ok) { return kept == status::busy ? admission::queued : admission::rejected; }
+    admission const said = adopt(shared, request, row);
+    static_cast<void>(mover_.drop(shared));
+    return said;
+  }
+
+  /// Cuts a row back to its first `tokens` tokens. A row that has turned sparse stays so.
+  /// @status see sequence_mover::cut; invalid_state also for a row that stands in a step
+  [[nodiscard]] status truncate(row_id row, std::uint32_t tokens) noexcept
+  {
+    if (status const still = standing_still(row); still != status::ok) { return still; }
+    return mover_.cut(row, tokens, transfer_);
   }
 
   // -- a step
@@ -332,6 +404,28 @@ class offload_manager {
   }
 
   // -- tickets: for engines with a loop of their own
+
+  /// Appends the rows' keys and values at `layer` and updates digests: the part of `enter` that comes before the recall. Rows
+  /// go through the layers by `append` in their order, each followed by what attention needs (`begin_recall`, `wait_on`,
+  /// `table`), and with the last layer they are ready for `commit`; `enter` and the loop may take them at any layer between.
+  /// @param keys [tokens, kv_heads, head_dim]   @param values [tokens, kv_heads, value_dim]; both empty where the host
+  ///        engine writes its cache itself
+  /// @status out_of_range, invalid_argument and invalid_state as `enter`; nothing changed then
+  template <host_tensor Keys, host_tensor Values>
+  status append(layer_id layer, row_list rows, Keys const& keys, Values const& values) noexcept
+  {
+    row_list kept;
+    status const appended =
+      append_layer(layer, rows, tensor_traits<Keys>::view(keys), tensor_traits<Values>::view(values), kept);
+    if (appended != status::ok) { return appended; }
+    bool const last = to_index(layer) + 1 == geometry_.layers;
+    for (row_id const row : kept) {
+      leave_recall(row);
+      rows_[to_index(row)].progress = last ? row_progress::done : row_progress::handed;
+      rows_[to_index(row)].layer = layer;
+    }
+    return status::ok;
+  }
 
   /// Selects for these rows at `layer`, resolves, and starts the copies of what is missing.
   /// @param queries [tokens, query_heads, head_dim]   @return the ticket, or why there is none
@@ -539,6 +633,38 @@ class offload_manager {
     return running;
   }
 
+  /// A free row for a request that admission lets in; none where it does not, with `said` telling why.
+  [[nodiscard]] row_id place_for(sequence_options const& request, admission& said) noexcept
+  {
+    retire();
+    said = admission::rejected;
+    bool const sound = request.max_tokens != 0 && request.max_tokens <= options_.max_tokens &&
+      request.prompt_tokens <= request.max_tokens;
+    if (!sound) { return none<row_id>; }
+    said = admission_.admit(
+      keeper_.demand_of(request.prompt_tokens, request.max_tokens), keeper_.capacity_now(running_rows()));
+    if (said != admission::admitted) { return none<row_id>; }
+    row_id const place = free_row();
+    bool const fits = !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens);
+    said = fits ? admission::admitted : admission::queued;
+    return fits ? place : none<row_id>;
+  }
+
+  void take_row(row_id row) noexcept
+  {
+    std::uint32_t const number = rows_[to_index(row)].number;
+    rows_[to_index(row)] = row_runtime{.number = number};
+  }
+
+  /// Whether a row is open and stands in no step.
+  [[nodiscard]] status standing_still(row_id row) const noexcept
+  {
+    if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+    row_runtime const& state = rows_[to_index(row)];
+    bool const still = keeper_.sequences()[row].open() && !state.closing && state.progress == row_progress::outside;
+    return still ? status::ok : status::invalid_state;
+  }
+
   [[nodiscard]] row_id free_row() const noexcept
   {
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
@@ -679,15 +805,17 @@ class offload_manager {
     return state.progress == row_progress::handed && to_number(layer) == to_number(state.layer) + 1;
   }
 
-  status enter_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
+  /// Enqueues the appending of the rows and the digests of what it touches. @param kept the rows, in the step's arena
+  status append_layer(
+    layer_id layer, row_list rows, tensor_view keys, tensor_view values, row_list& kept) noexcept
   {
     if (!has_layer(layer)) { return status::out_of_range; }
-    if (!fits_queries(queries) || !fits_keys(keys, values)) { return status::invalid_argument; }
+    if (!fits_keys(keys, values)) { return status::invalid_argument; }
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
       if (!due_at(row, layer)) { return status::invalid_state; }
     }
-    row_list const kept = sublist(rows, [](row_id) { return true; });
+    kept = sublist(rows, [](row_id) { return true; });
     if (kept.count == 0) { return status::ok; }
     if (kept.ids == nullptr) { return status::busy; }
     if (!keys.empty()) {
@@ -706,7 +834,18 @@ class offload_manager {
           .most_tokens = most_tokens(kept)});
       if (appended != status::ok) { return appended; }
     }
-    if (status const digested = digest(layer, kept); digested != status::ok) { return digested; }
+    return digest(layer, kept);
+  }
+
+  status enter_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
+  {
+    if (!has_layer(layer)) { return status::out_of_range; }
+    if (!fits_queries(queries)) { return status::invalid_argument; }
+    row_list kept;
+    if (status const appended = append_layer(layer, rows, keys, values, kept); appended != status::ok) {
+      return appended;
+    }
+    if (kept.count == 0) { return status::ok; }
     ticket given;
     if (status const started = start_recall(layer, kept, queries, compute_, given); started != status::ok) {
       return started;
@@ -1117,6 +1256,7 @@ class offload_manager {
   slot_budget budget_;
   block_keeper<B, Replacement> keeper_;
   bound_transfer_t<TransferEngine, B> transfer_;
+  sequence_mover<B, Replacement> mover_;
   detail::owned_stream<B> copies_;
   recall_ring<B> recalls_;
   list_arena<B> arena_;

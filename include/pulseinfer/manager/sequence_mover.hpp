@@ -1,0 +1,514 @@
+#pragma once
+
+/// Takes sequences off the device, brings them back, and cuts them: preemption, forks, kept prefixes, truncation.
+
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/replacement.hpp>
+#include <pulseinfer/detail/handles.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/manager/block_keeper.hpp>
+#include <pulseinfer/operation/forget_blocks.hpp>
+#include <pulseinfer/sequence/saved_sequence.hpp>
+#include <pulseinfer/store/free_list.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/view/copy_list.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace pulseinfer {
+
+/// Works between steps on rows that stand in none, and sleeps until its copies are complete: what it reports done is done.
+/// Full blocks are shared with whoever holds them; a partial block is copied, so that nobody writes into another's.
+template <class B, replacement Replacement>
+class sequence_mover {
+ public:
+  using stream_ref = typename B::stream_ref;
+
+  /// @param places saved sequences at once   @throws resource_error
+  sequence_mover(
+    B& backend, stream_ref compute, block_keeper<B, Replacement>& keeper, std::uint32_t places, nanoseconds wait_limit)
+    : backend_{&backend},
+      compute_{compute},
+      keeper_{&keeper},
+      wait_limit_{wait_limit},
+      ready_{backend},
+      copied_{backend},
+      copies_{backend, stream_priority::low},
+      book_{places, keeper.budget_.max_blocks, keeper.digests_.extents_for(keeper.budget_.max_blocks)},
+      home_free_{places * keeper.digests_.extents_for(keeper.budget_.max_blocks)},
+      home_{backend, memory_space::pinned, home_free_.size() * keeper.digests_.extent_bytes()},
+      previous_{backend, memory_space::pinned, places * previous_bytes() * keeper.geometry_.layers}
+  {
+    runs_.reserve(runs_per_call);
+  }
+
+  sequence_mover(sequence_mover&&) = delete;
+
+  /// Copies what of a row is not yet on the host, and keeps it there under `id`; the row goes on as it was.
+  /// @param with_partial keep the last block although it is not full; else only full blocks are kept
+  /// @status busy: no free place; capacity_exceeded: too few host blocks; invalid_state: windowed layers no longer have what
+  ///         the full blocks alone would need; transfer_failed, drain_timeout. Nothing changed in any of these cases
+  template <class Mover>
+  status save(row_id row, bool with_partial, Mover& mover, saved_id& id) noexcept
+  {
+    row_blocks const& state = keeper_->rows_[to_index(row)];
+    sequence_state const& sequence = keeper_->sequences_[row];
+    if (state.offloads) {
+      if (status const written = keeper_->wait_written(row, mover); written != status::ok) { return written; }
+    }
+    saved_sequence* const saved = book_.take(id);
+    if (saved == nullptr) { return status::busy; }
+    saved->tokens = with_partial ? sequence.tokens : sequence.sealed * keeper_->budget_.block_tokens;
+    saved->blocks = keeper_->budget_.blocks(saved->tokens);
+    saved->prompt_tokens = state.prompt_tokens;
+    saved->max_tokens = sequence.max_tokens;
+    saved->offloads = state.offloads;
+    saved->goes_on = with_partial;
+    status result = windows_hold(row, saved->tokens) ? status::ok : status::invalid_state;
+    std::uint32_t held = 0;
+    while (result == status::ok && held < saved->blocks) {
+      result = name_block(row, *saved, held);
+      held += result == status::ok ? 1U : 0U;
+    }
+    if (result == status::ok) { result = name_digests(row, *saved); }
+    if (result == status::ok) { result = copy_out(row, *saved, mover); }
+    if (result != status::ok) { release(*saved, held); }
+    return result;
+  }
+
+  /// Begins a sequence in a free row from what is saved. `saved` stays.
+  /// @status stale_ticket; what block_keeper::open says; transfer_failed, drain_timeout. The row is closed in these cases
+  template <class Mover>
+  status restore(saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, Mover& mover) noexcept
+  {
+    saved_sequence* const saved = book_.find(id);
+    if (saved == nullptr) { return status::stale_ticket; }
+    if (saved->tokens > max_tokens) { return status::capacity_exceeded; }
+    if (status const opened = keeper_->open(row, prompt_tokens, max_tokens); opened != status::ok) { return opened; }
+    status result = take_over(row, *saved);
+    if (result == status::ok) { result = keeper_->flush(); }
+    if (result == status::ok) { result = copy_in(row, *saved, mover); }
+    if (result != status::ok) { keeper_->close(row); }
+    return result;
+  }
+
+  /// Cuts a row back to its first `tokens` tokens. A block that was full and is partial now becomes open again: its bytes
+  /// come from the host where no slot of the host's keeping holds it.
+  /// @status out_of_range: more than the row has; invalid_state: windowed layers no longer have what the shorter sequence
+  ///         reads; busy: shared blocks must be written anew and too few host blocks are free; transfer_failed,
+  ///         drain_timeout. Nothing of the sequence changed but in the last two
+  template <class Mover>
+  status cut(row_id row, std::uint32_t tokens, Mover& mover) noexcept
+  {
+    row_blocks& state = keeper_->rows_[to_index(row)];
+    sequence_state& sequence = keeper_->sequences_[row];
+    slot_budget const& budget = keeper_->budget_;
+    if (tokens > sequence.tokens) { return status::out_of_range; }
+    if (tokens == sequence.tokens) { return status::ok; }
+    std::uint32_t const sealed = tokens / budget.block_tokens;
+    std::uint32_t const blocks = budget.blocks(tokens);
+    if (!windows_hold(row, tokens)) { return status::invalid_state; }
+    if (state.offloads) {
+      if (status const written = keeper_->wait_written(row, mover); written != status::ok) { return written; }
+      if (shared_blocks(row, sealed) > keeper_->store_.available()) { return status::busy; }
+    }
+    bool const reopens = blocks > sealed && sealed < sequence.sealed;
+    host_block_id const source = reopens ? sequence.host_blocks[sealed] : none<host_block_id>;
+    bool fetched = false;
+    if (state.mode == row_mode::sparse_offloaded) {
+      if (status const quiet = keeper_->finish_exchanges(row); quiet != status::ok) { return quiet; }
+      for (std::uint32_t i = 0; i < budget.ring; ++i) {
+        ring_place& place = keeper_->leases_.ring(row, i);
+        if (is_none(place.block) || to_index(place.block) < sealed) { continue; }
+        bool const stays = blocks > sealed && to_index(place.block) == sealed;
+        place = stays ? ring_place{.state = ring_state::open, .block = place.block} : ring_place{};
+      }
+      if (reopens && keeper_->ring_of(row, sealed) == budget.ring) {
+        if (status const spare = keeper_->free_ring_place(row, mover); spare != status::ok) { return spare; }
+        keeper_->leases_.ring(row, keeper_->leases_.find_ring(row, ring_state::spare)) = {
+          .state = ring_state::open, .block = static_cast<block_id>(sealed)};
+        fetched = true;
+      }
+    }
+    status result = keeper_->flush();
+    if (result == status::ok) {
+      result = backend_->launch(
+        compute_,
+        forget_blocks{
+          .row = row,
+          .residency = keeper_->books_.residency(),
+          .pool = keeper_->pool_.ref(),
+          .selection = keeper_->books_.selection(),
+          .host_blocks = keeper_->books_.host_blocks(),
+          .first = sealed,
+          .last = state.opened,
+          .head_groups = keeper_->geometry_.head_groups});
+    }
+    if (result == status::ok && fetched) { result = fetch_block(row, sealed, source, mover); }
+    forget(row, sealed, blocks);
+    sequence.tokens = tokens;
+    sequence.sealed = sealed;
+    state.opened = blocks;
+    state.sent = std::min(state.sent, sealed);
+    state.written = std::min(state.written, sealed);
+    state.known = std::min(state.known, sealed);
+    state.dirty = std::min(state.dirty, sealed);
+    if (blocks > sealed) { tell_reopened(row, sealed); }
+    return result == status::ok ? keeper_->flush() : result;
+  }
+
+  [[nodiscard]] saved_sequence const* find(saved_id id) noexcept { return book_.find(id); }
+
+  /// Gives a saved sequence's references back. @status stale_ticket
+  status drop(saved_id id) noexcept
+  {
+    saved_sequence* const saved = book_.find(id);
+    if (saved == nullptr) { return status::stale_ticket; }
+    release(*saved, saved->blocks);
+    return status::ok;
+  }
+
+  [[nodiscard]] std::uint32_t saved_sequences() const noexcept { return book_.used(); }
+
+ private:
+  enum class home_id : std::int32_t {};  // a place for one digest extent on the host
+
+  static constexpr std::uint32_t runs_per_call = 256;
+
+  /// Whether windowed layers still have every block that a sequence of `tokens` tokens would read next.
+  [[nodiscard]] bool windows_hold(row_id row, std::uint32_t tokens) noexcept
+  {
+    bool hold = true;
+    for_windows(row, tokens, [&](layer_id layer, lane_id lane, std::uint32_t block) {
+      hold = hold && !is_none(keeper_->leases_.placed(layer, lane, block));
+    });
+    return hold;
+  }
+
+  template <class F>
+  void for_windows(row_id row, std::uint32_t tokens, F f) noexcept
+  {
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (keeper_->kind_of(layer) != layer_kind::windowed) { return; }
+      for (std::uint32_t b = 0; b < keeper_->budget_.blocks(tokens); ++b) {
+        if (in_window(layer, tokens, b)) { f(layer, lane, b); }
+      }
+    });
+  }
+
+  [[nodiscard]] bool in_window(layer_id layer, std::uint32_t tokens, std::uint32_t block) const
+  {
+    layer_group const group = keeper_->geometry_.group_of(layer);
+    std::uint32_t const block_tokens = keeper_->geometry_.block_tokens;
+    return block < sink_blocks(group.sink_tokens, block_tokens) ||
+      block >= first_window_block(tokens + 1, 1, group.window_tokens, block_tokens);
+  }
+
+  /// Shares a sealed block that is on the host, or takes a host block for one that is not.
+  status name_block(row_id row, saved_sequence& saved, std::uint32_t block) noexcept
+  {
+    sequence_state const& sequence = keeper_->sequences_[row];
+    host_block_id const known = sequence.host_blocks[block];
+    if (on_host(row, block)) {
+      saved.host_blocks[block] = known;
+      return keeper_->store_.share(known);
+    }
+    host_block_id const before = block == 0 ? none<host_block_id> : saved.host_blocks[block - 1];
+    host_block_id const hint = is_none(before) ? before : static_cast<host_block_id>(to_number(before) + 1);
+    saved.host_blocks[block] = keeper_->store_.acquire(hint, saved.blocks - block);
+    return is_none(saved.host_blocks[block]) ? status::capacity_exceeded : status::ok;
+  }
+
+  [[nodiscard]] bool on_host(row_id row, std::uint32_t block) const
+  {
+    row_blocks const& state = keeper_->rows_[to_index(row)];
+    return block < state.written && block < keeper_->sequences_[row].sealed;
+  }
+
+  status name_digests(row_id row, saved_sequence& saved) noexcept
+  {
+    if (!saved.offloads) { return status::ok; }
+    std::uint32_t const wanted = keeper_->digests_.extents_for(saved.blocks);
+    if (wanted > home_free_.free_count() || wanted > keeper_->digests_.extents(row).size()) {
+      return wanted > home_free_.free_count() ? status::busy : status::invalid_state;
+    }
+    for (; saved.digest_count < wanted; ++saved.digest_count) {
+      saved.digest_places[saved.digest_count] = to_number(home_free_.acquire());
+    }
+    return status::ok;
+  }
+
+  [[nodiscard]] slot_id slot_of(row_id row, layer_id layer, lane_id lane, std::uint32_t block) noexcept
+  {
+    if (!keeper_->in_lease(keeper_->rows_[to_index(row)], layer)) {
+      return keeper_->leases_.placed(layer, lane, block);
+    }
+    for (std::uint32_t i = 0; i < keeper_->budget_.ring; ++i) {
+      if (keeper_->leases_.ring(row, i).block == static_cast<block_id>(block)) {
+        return keeper_->leases_.ring_slot(layer, lane, i);
+      }
+    }
+    return none<slot_id>;
+  }
+
+  template <class Mover>
+  status copy_out(row_id row, saved_sequence const& saved, Mover& mover) noexcept
+  {
+    status result = begin_copies();
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      bool const selected = keeper_->kind_of(layer) == layer_kind::selected;
+      bool const windowed = keeper_->kind_of(layer) == layer_kind::windowed;
+      for (std::uint32_t b = 0; b < saved.blocks; ++b) {
+        if ((selected && on_host(row, b)) || (windowed && !in_window(layer, saved.tokens, b))) { continue; }
+        add(
+          result, mover, copy_direction::device_to_host,
+          {.target = host_address(layer, lane, saved.host_blocks[b]),
+           .source = keeper_->pool_.ref().address(layer, slot_of(row, layer, lane, b)),
+           .bytes = keeper_->layout_.block_bytes});
+      }
+    });
+    digest_store_ref const digests = keeper_->digests_.ref();
+    for (std::uint32_t i = 0; i < saved.digest_count; ++i) {
+      std::uint64_t const extent = to_index(keeper_->digests_.extents(row)[i]);
+      add(
+        result, mover, copy_direction::device_to_host,
+        {.target = home_address(saved, i),
+         .source = digests.base + extent * digests.extent_bytes,
+         .bytes = digests.extent_bytes});
+    }
+    if (saved.offloads && saved.goes_on) {
+      for (std::uint32_t l = 0; l < keeper_->geometry_.layers; ++l) {
+        add(
+          result, mover, copy_direction::device_to_host,
+          {.target = previous_home(saved, l), .source = previous_of(row, l), .bytes = previous_bytes()});
+      }
+    }
+    return end_copies(result, mover, copy_direction::device_to_host);
+  }
+
+  /// Host books of a restored row, and what the device must know before the copies.
+  status take_over(row_id row, saved_sequence const& saved) noexcept
+  {
+    row_blocks& state = keeper_->rows_[to_index(row)];
+    sequence_state& sequence = keeper_->sequences_[row];
+    slot_budget const& budget = keeper_->budget_;
+    sequence.tokens = saved.tokens;
+    sequence.sealed = saved.tokens / budget.block_tokens;
+    if (state.offloads) {
+      for (std::uint32_t b = 0; b < sequence.sealed; ++b) {
+        if (status const shared = keeper_->store_.share(saved.host_blocks[b]); shared != status::ok) { return shared; }
+        sequence.host_blocks[b] = saved.host_blocks[b];
+        --state.host_reserved;
+        static_cast<void>(keeper_->store_.unreserve(1));
+      }
+      state.sent = state.written = state.dirty = sequence.sealed;
+      if (status const covered = keeper_->cover_digests(row, saved.blocks); covered != status::ok) { return covered; }
+    }
+    bool const sparse = state.offloads && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
+    if (sparse) {
+      if (status const leased = keeper_->lease_empty(row, sequence.sealed, saved.blocks); leased != status::ok) {
+        return leased;
+      }
+    }
+    status result = status::ok;
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      bool const windowed = keeper_->kind_of(layer) == layer_kind::windowed;
+      std::uint32_t const from = keeper_->in_lease(state, layer) ? sequence.sealed : 0;
+      for (std::uint32_t b = from; b < saved.blocks && result == status::ok; ++b) {
+        if (windowed && !in_window(layer, saved.tokens, b)) { continue; }
+        if (!keeper_->place_block(row, layer, lane, b)) { result = status::capacity_exceeded; }
+      }
+    });
+    for (std::uint32_t l = 0; l < keeper_->geometry_.layers; ++l) {
+      layer_group const group = keeper_->geometry_.group_of(static_cast<layer_id>(l));
+      if (group.kind != layer_kind::windowed) { continue; }
+      keeper_->window_begin(row, l) =
+        first_window_block(saved.tokens + 1, 1, group.window_tokens, keeper_->geometry_.block_tokens);
+    }
+    state.opened = saved.blocks;
+    return result;
+  }
+
+  template <class Mover>
+  status copy_in(row_id row, saved_sequence const& saved, Mover& mover) noexcept
+  {
+    status result = begin_copies();
+    row_blocks const& state = keeper_->rows_[to_index(row)];
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      std::uint32_t const from = keeper_->in_lease(state, layer) ? keeper_->sequences_[row].sealed : 0;
+      for (std::uint32_t b = from; b < saved.blocks; ++b) {
+        slot_id const slot = slot_of(row, layer, lane, b);
+        if (is_none(slot)) { continue; }
+        add(
+          result, mover, copy_direction::host_to_device,
+          {.target = keeper_->pool_.ref().address(layer, slot),
+           .source = host_address(layer, lane, saved.host_blocks[b]),
+           .bytes = keeper_->layout_.block_bytes});
+      }
+    });
+    if (state.offloads) {
+      digest_store_ref const digests = keeper_->digests_.ref();
+      for (std::uint32_t i = 0; i < saved.digest_count; ++i) {
+        std::uint64_t const extent = to_index(keeper_->digests_.extents(row)[i]);
+        add(
+          result, mover, copy_direction::host_to_device,
+          {.target = digests.base + extent * digests.extent_bytes,
+           .source = home_address(saved, i),
+           .bytes = digests.extent_bytes});
+      }
+    }
+    if (state.offloads && saved.offloads && saved.goes_on) {
+      for (std::uint32_t l = 0; l < keeper_->geometry_.layers; ++l) {
+        add(
+          result, mover, copy_direction::host_to_device,
+          {.target = previous_of(row, l), .source = previous_home(saved, l), .bytes = previous_bytes()});
+      }
+    }
+    return end_copies(result, mover, copy_direction::host_to_device);
+  }
+
+  /// Blocks from `first` on that others hold too: their host blocks do not become free with this row's reference.
+  [[nodiscard]] std::uint32_t shared_blocks(row_id row, std::uint32_t first) const
+  {
+    sequence_state const& sequence = keeper_->sequences_[row];
+    std::uint32_t shared = 0;
+    for (std::uint32_t b = first; b < sequence.sealed; ++b) {
+      bool const held = !is_none(sequence.host_blocks[b]) && keeper_->store_.references(sequence.host_blocks[b]) > 1;
+      shared += held ? 1U : 0U;
+    }
+    return shared;
+  }
+
+  /// Brings a block from the host into the ring place that was opened for it.
+  template <class Mover>
+  status fetch_block(row_id row, std::uint32_t block, host_block_id source, Mover& mover) noexcept
+  {
+    status result = begin_copies();
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (keeper_->kind_of(layer) != layer_kind::selected) { return; }
+      add(
+        result, mover, copy_direction::host_to_device,
+        {.target = keeper_->pool_.ref().address(layer, slot_of(row, layer, lane, block)),
+         .source = host_address(layer, lane, source),
+         .bytes = keeper_->layout_.block_bytes});
+    });
+    return end_copies(result, mover, copy_direction::host_to_device);
+  }
+
+  /// Host books of blocks that are cut off: slots that the host placed, and host blocks from `sealed` on.
+  void forget(row_id row, std::uint32_t sealed, std::uint32_t blocks) noexcept
+  {
+    row_blocks& state = keeper_->rows_[to_index(row)];
+    sequence_state& sequence = keeper_->sequences_[row];
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (keeper_->in_lease(state, layer)) { return; }
+      for (std::uint32_t b = blocks; b < state.opened; ++b) { keeper_->free_placed(layer, lane, b); }
+    });
+    for (std::uint32_t b = sealed; b < sequence.sealed; ++b) {
+      if (is_none(sequence.host_blocks[b])) { continue; }
+      static_cast<void>(keeper_->store_.release(sequence.host_blocks[b]));
+      sequence.host_blocks[b] = none<host_block_id>;
+      if (state.offloads && keeper_->store_.reserve(1) == status::ok) { ++state.host_reserved; }
+    }
+  }
+
+  /// The device learns where the block that is open again lies.
+  void tell_reopened(row_id row, std::uint32_t block) noexcept
+  {
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      slot_id const slot = slot_of(row, layer, lane, block);
+      if (!is_none(slot)) { keeper_->tell_placed(row, layer, lane, block, slot); }
+    });
+  }
+
+  [[nodiscard]] std::byte* host_address(layer_id layer, lane_id lane, host_block_id block) const
+  {
+    auto const group = static_cast<std::uint32_t>(to_index(lane) % keeper_->geometry_.head_groups);
+    return keeper_->store_.ref().address(layer, group, block);
+  }
+  [[nodiscard]] std::byte* home_address(saved_sequence const& saved, std::uint32_t i) const
+  {
+    return home_.data() + static_cast<std::uint64_t>(saved.digest_places[i]) * keeper_->digests_.extent_bytes();
+  }
+
+  /// Bytes of one row's previous selection in one layer: its lanes lie side by side.
+  [[nodiscard]] std::uint64_t previous_bytes() const
+  {
+    return std::uint64_t{keeper_->geometry_.head_groups} * keeper_->books_.selection().previous_words * 4;
+  }
+  [[nodiscard]] std::byte* previous_of(row_id row, std::uint32_t layer) const
+  {
+    lane_id const first = lane_of(row, 0, keeper_->geometry_.head_groups);
+    return reinterpret_cast<std::byte*>(keeper_->books_.selection().previous_of(static_cast<layer_id>(layer), first));
+  }
+  [[nodiscard]] std::byte* previous_home(saved_sequence const& saved, std::uint32_t layer) const
+  {
+    return previous_.data() + (std::uint64_t{saved.place} * keeper_->geometry_.layers + layer) * previous_bytes();
+  }
+
+  /// Copies come after everything that the compute stream has been given: appends to be saved, reads of slots to be filled.
+  status begin_copies() noexcept
+  {
+    runs_.clear();
+    status const recorded = backend_->record(compute_, ready_.get());
+    return recorded == status::ok ? backend_->wait(copies_.get(), ready_.get()) : recorded;
+  }
+
+  template <class Mover>
+  void add(status& result, Mover& mover, copy_direction direction, copy_run const& run) noexcept
+  {
+    if (result != status::ok) { return; }
+    if (runs_.size() == runs_per_call) { result = send(mover, direction); }
+    runs_.push_back(run);
+  }
+
+  template <class Mover>
+  status send(Mover& mover, copy_direction direction) noexcept
+  {
+    if (runs_.empty()) { return status::ok; }
+    copy_list const list{
+      .runs = runs_.data(), .count = static_cast<std::uint32_t>(runs_.size()), .direction = direction};
+    status const sent = mover.move_async(copies_.get(), list);
+    runs_.clear();
+    return sent;
+  }
+
+  template <class Mover>
+  status end_copies(status result, Mover& mover, copy_direction direction) noexcept
+  {
+    if (result == status::ok) { result = send(mover, direction); }
+    status const recorded = backend_->record(copies_.get(), copied_.get());
+    if (recorded != status::ok) { return result == status::ok ? recorded : result; }
+    typename B::event_ref const event = copied_.get();
+    status const waited = backend_->wait_any({&event, 1}, backend_->now() + wait_limit_);
+    if (result == status::ok) { result = waited; }
+    bool const failed = backend_->done(event) == event_state::failed;
+    return result == status::ok && failed ? status::transfer_failed : result;
+  }
+
+  void release(saved_sequence& saved, std::uint32_t blocks) noexcept
+  {
+    for (std::uint32_t b = 0; b < blocks; ++b) { static_cast<void>(keeper_->store_.release(saved.host_blocks[b])); }
+    for (std::uint32_t i = 0; i < saved.digest_count; ++i) {
+      static_cast<void>(home_free_.release(static_cast<home_id>(saved.digest_places[i])));
+    }
+    book_.give_back(saved);
+  }
+
+  B* backend_;
+  stream_ref compute_;
+  block_keeper<B, Replacement>* keeper_;
+  nanoseconds wait_limit_;
+  detail::owned_event<B> ready_;
+  detail::owned_event<B> copied_;
+  detail::owned_stream<B> copies_;
+  saved_book book_;
+  free_list<home_id> home_free_;
+  slab<B> home_;      // [places * extents of the longest row, extent_bytes] digests of saved sequences
+  slab<B> previous_;  // [places, layers, head_groups, previous_words] the selections that the next ones favour
+  std::vector<copy_run> runs_;
+};
+
+}  // namespace pulseinfer
