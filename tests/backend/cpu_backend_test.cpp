@@ -312,6 +312,28 @@ TEST_CASE("cpu_backend waits for a place in a full queue, then says busy and cha
   }
 }
 
+/// Public report: sgl-project/sglang#23609 (a launch of zero rows fails, and then unrelated calls do).
+TEST_CASE("cpu_backend issues nothing for work that has nothing to do, nor for waits that are over")
+{
+  cpu_backend backend{contract_options(cpu_mode::manual)};
+  auto const stream = backend.create_stream(), other = backend.create_stream();
+  auto const event = backend.create_event();
+  copy_run const no_bytes[3] = {};
+  REQUIRE(backend.launch(stream, append_operation{.items = 0}) == status::ok);
+  REQUIRE(backend.copy(stream, {}) == status::ok);
+  REQUIRE(backend.copy(stream, {no_bytes, 3}) == status::ok);
+  REQUIRE(backend.wait(stream, event) == status::ok);  // never recorded
+  REQUIRE(backend.record(stream, event) == status::ok);
+  REQUIRE(backend.wait(other, event) == status::ok);  // done
+  CHECK(backend.queued_tasks() == 0);
+  REQUIRE(backend.launch(stream, charged_operation{}) == status::ok);
+  REQUIRE(backend.record(stream, event) == status::ok);
+  REQUIRE(backend.wait(stream, event) == status::ok);  // its own stream's
+  CHECK(backend.queued_tasks() == 1);
+  REQUIRE(backend.wait(other, event) == status::ok);
+  CHECK(backend.queued_tasks() == 2);
+}
+
 TEST_CASE("cpu_backend ends only when all its work has run")
 {
   for (cpu_mode const mode : {cpu_mode::threaded, cpu_mode::manual}) {
