@@ -35,7 +35,7 @@ struct lease_change {
 static_assert(std::is_trivially_copyable_v<lease_change>);
 
 /// One item per change, at most one per (layer, lane). Every block that is not named loses its slot; leased blocks become
-/// clean, used in the present step; held ones keep their state.
+/// clean, used in the step before the present one, whose misses may take their slots; held ones keep their state.
 struct install_lease {
   static constexpr char const* name = "install_lease";
   static constexpr operation_kind kind = operation_kind::metadata;
@@ -76,7 +76,7 @@ struct install_lease {
         if (leased) {
           word.block = entry.block;
           word.state = slot_state::clean;
-          word.last_used = now;
+          word.last_used = now - 1U;
         }
       }
     }
