@@ -95,6 +95,21 @@ TEST_SUITE("store")
     CHECK(list.audit().empty());
   }
 
+  TEST_CASE("a full free list finds what comes back, wherever it lies")
+  {
+    free_list<host_block_id> list{200};
+    for (int i = 0; i < 200; ++i) { REQUIRE(list.acquire() == id(i)); }
+    for (std::int32_t const back : {150, 199, 3, 64, 63, 0}) {
+      REQUIRE(list.release(id(back)) == status::ok);
+      CHECK(list.audit().empty());
+      CHECK(list.acquire() == id(back));
+    }
+    for (std::int32_t const back : {150, 70, 5}) { REQUIRE(list.release(id(back)) == status::ok); }
+    CHECK(list.acquire() == id(5));
+    CHECK(list.acquire() == id(70));
+    CHECK(list.acquire() == id(150));
+  }
+
   TEST_CASE("a free list agrees with a plain list of flags after any acquires and releases")
   {
     bool const held = rc::check([](std::vector<std::uint16_t> const& moves) {
