@@ -50,9 +50,15 @@ long_text load_text(std::filesystem::path const& folder, std::uint32_t vocabular
       .title = json.at("title").get<std::string>(),
       .source = json.at("source").get<std::string>(),
       .licence = json.at("licence").get<std::string>(),
-      .tokens = json.at("tokens").get<std::vector<std::int32_t>>()};
+      .tokens = json.at("tokens").get<std::vector<std::int32_t>>(),
+      .continuation = json.at("continuation").get<std::uint32_t>()};
   } catch (nlohmann::json::exception const& problem) {
     throw host_engine::model_file_error{path.string() + ": is not a text of token ids: " + problem.what()};
+  }
+  if (text.continuation > text.tokens.size()) {
+    throw host_engine::model_file_error{
+      path.string() + ": the continuation begins at token " + std::to_string(text.continuation) + " of " +
+      std::to_string(text.tokens.size())};
   }
   for (std::size_t at = 0; at < text.tokens.size(); ++at) {
     if (text.tokens[at] < 0 || static_cast<std::uint32_t>(text.tokens[at]) >= vocabulary) {

@@ -12,6 +12,7 @@ namespace decode_text {
 struct long_text {
   std::string title, source, licence;
   std::vector<std::int32_t> tokens;
+  std::uint32_t continuation = 0;  // the first token after the prompt
 };
 
 /// Reads text.json as convert.py writes it.

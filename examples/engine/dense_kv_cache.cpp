@@ -50,13 +50,19 @@ void dense_kv_cache::append(std::uint32_t layer, std::span<std::uint32_t const> 
   }
 }
 
-void dense_kv_cache::copy_row(std::uint32_t from, std::uint32_t to)
+void dense_kv_cache::copy_row(dense_kv_cache const& other, std::uint32_t from, std::uint32_t to)
 {
+  if (other.row_blocks_ != row_blocks_ || other.block_floats_ != block_floats_) {
+    throw std::invalid_argument{
+      "rows of " + std::to_string(other.row_blocks_) + " blocks of " + std::to_string(other.block_floats_) +
+      " numbers can't be copied into rows of " + std::to_string(row_blocks_) + " of " + std::to_string(block_floats_)};
+  }
   for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
     auto const row_floats = static_cast<std::ptrdiff_t>(row_blocks_ * block_floats_);
-    auto const source = storage_.begin() + static_cast<std::ptrdiff_t>(index(layer, from)) * row_floats;
-    std::copy(source, source + row_floats, storage_.begin() + static_cast<std::ptrdiff_t>(index(layer, to)) * row_floats);
-    fills_[index(layer, to)] = fills_[index(layer, from)];
+    std::copy_n(
+      other.storage_.begin() + static_cast<std::ptrdiff_t>(other.index(layer, from)) * row_floats, row_floats,
+      storage_.begin() + static_cast<std::ptrdiff_t>(index(layer, to)) * row_floats);
+    fills_[index(layer, to)] = other.fills_[other.index(layer, from)];
   }
 }
 

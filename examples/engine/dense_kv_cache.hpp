@@ -21,8 +21,11 @@ class dense_kv_cache {
   /// @throws std::out_of_range if a row is full, with the numbers
   void append(std::uint32_t layer, std::span<std::uint32_t const> rows, llama_engine const& engine);
 
-  /// Gives row `to` what row `from` holds.
-  void copy_row(std::uint32_t from, std::uint32_t to);
+  dense_kv_cache(dense_kv_cache const&) = delete;  // lists name the memory by address
+  dense_kv_cache& operator=(dense_kv_cache const&) = delete;
+
+  /// Gives row `to` what row `from` of a cache of the same sizes holds.
+  void copy_row(dense_kv_cache const& other, std::uint32_t from, std::uint32_t to);
 
   /// Tables of one layer as `llama_engine::attend` reads them. Valid while the cache stays where it is.
   class table {

@@ -1,0 +1,178 @@
+/// Decodes with the KV cache in the library's hands: this is what an engine writes.
+#pragma once
+
+#include "decoder.hpp"
+#include "engine/llama_weights.hpp"
+#include "offload_options.hpp"
+#include "paged_engine.hpp"
+
+#include <pulseinfer/admission/fixed_admission.hpp>
+#include <pulseinfer/backend/cpu/cpu_backend.hpp>
+#include <pulseinfer/backend/traced.hpp>
+#include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/observe/chrome_trace.hpp>
+#include <pulseinfer/observe/counters.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <ostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace decode_text {
+
+template <class Selector, class TransferEngine, class LayerScheduler>
+class pulseinfer_decoder : public offload_decoder {
+ public:
+  using backend_type = pulseinfer::traced<pulseinfer::cpu_backend>;
+  using manager_type = pulseinfer::offload_manager<
+    backend_type, Selector, TransferEngine, LayerScheduler, pulseinfer::fixed_admission>;
+
+  pulseinfer_decoder(
+    host_engine::llama_weights const& weights, offload_options const& options, Selector const& selector,
+    std::span<row_lengths const> rows)
+    : options_{options},
+      backend_{pulseinfer::trace_options{.max_records = options.trace_records}},
+      compute_{backend_.create_stream("compute")},
+      kv_{backend_, compute_, geometry_of(weights.geometry, options), sizes_of(options, rows), selector},
+      engine_{backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}}
+  {
+    paged_table::expect(kv_.layout(), weights.geometry);
+    for (row_lengths const& row : rows) {
+      pulseinfer::sequence_options const request{.prompt_tokens = row.prompt_tokens, .max_tokens = row.max_tokens};
+      pulseinfer::row_id place;
+      if (kv_.open(request, place) != pulseinfer::admission::admitted) {
+        throw std::runtime_error{"a row was not admitted: it " + kv_.explain_refusal(request)};
+      }
+      rows_.push_back(place);
+    }
+  }
+
+  // What is enqueued names members: it runs out before they go.
+  ~pulseinfer_decoder() override { static_cast<void>(backend_.synchronize()); }
+
+  void prefill(std::uint32_t row, std::span<std::int32_t const> prompt, progress const& report) override
+  {
+    std::span<std::int32_t const> rest = prompt.first(prompt.size() - 1);
+    while (!rest.empty()) {
+      std::size_t const count = std::min<std::size_t>(options_.chunk, rest.size());
+      begin(rows_[row], rest.first(count));
+      run_step({&batch_[0], batch_.size()}, count == rest.size());
+      rest = rest.subspan(count);
+      report(static_cast<std::uint32_t>(prompt.size() - 1 - rest.size()));
+    }
+  }
+
+  void step(std::span<std::int32_t const> tokens) override
+  {
+    for (std::size_t row = 0; row < rows_.size(); ++row) begin(rows_[row], tokens.subspan(row, 1));
+    run_step(batch_, false);
+    kv_.finish_sample();
+    steps_.push_back(kv_.last_sample());
+    counters_.add(kv_.last_sample());
+    peak_bytes_ = std::max(peak_bytes_, device_bytes());
+  }
+
+  [[nodiscard]] std::span<float const> logits(std::uint32_t row) const override { return engine_.logits(rows_[row]); }
+
+  [[nodiscard]] pulseinfer::counters const& counters() const override { return counters_; }
+  [[nodiscard]] std::uint64_t device_bytes() const override
+  {
+    pulseinfer::memory_use const used = kv_.memory();
+    return used.slot_bytes + used.digest_bytes + used.book_bytes;
+  }
+  [[nodiscard]] std::uint64_t device_bytes_peak() const override { return peak_bytes_; }
+  [[nodiscard]] pulseinfer::memory_use memory() const override { return kv_.memory(); }
+
+  void write_timeline(std::ostream& out) override
+  {
+    expect(backend_.synchronize(), "synchronize");
+    pulseinfer::write_chrome_trace(out, backend_, steps_);
+  }
+
+ private:
+  [[nodiscard]] static pulseinfer::kv_geometry geometry_of(
+    host_engine::llama_geometry const& model, offload_options const& options)
+  {
+    return {
+      .layers = model.layers,
+      .query_heads = model.query_heads,
+      .kv_heads = model.kv_heads,
+      .head_dim = model.head_dim,
+      .block_tokens = options.block_tokens,
+      .key_type = pulseinfer::dtype::float32,
+      .value_type = pulseinfer::dtype::float32,
+      .layer_groups = layer_groups(model.layers, options.dense_layers)};
+  }
+
+  [[nodiscard]] static pulseinfer::manager_options sizes_of(
+    offload_options const& options, std::span<row_lengths const> rows)
+  {
+    std::uint32_t longest = 0;
+    for (row_lengths const& row : rows) longest = std::max(longest, row.max_tokens);
+    return {
+      .max_rows = static_cast<std::uint32_t>(rows.size()),
+      .max_tokens = longest,
+      .max_prefill_tokens = options.chunk,
+      .quota_tokens = options.slots_tokens};
+  }
+
+  void begin(pulseinfer::row_id row, std::span<std::int32_t const> tokens)
+  {
+    engine_.feed(row, tokens, kv_.tokens_of(row));
+    batch_.push_back(
+      {.row = row,
+        .tokens = static_cast<std::uint32_t>(tokens.size()),
+        .token_offset = engine_.first_token(row)});
+  }
+
+  // The loop over visits. Rows split and merge as their blocks arrive; nothing here knows.
+  void run_step(std::span<pulseinfer::step_row const> batch, bool ends_prompt)
+  {
+    expect(kv_.begin_step(batch), "begin_step");
+    engine_.project(kv_.first_layer(), kv_.rows());
+    expect(kv_.enter(kv_.first_layer(), kv_.rows(), engine_.keys(), engine_.values(), engine_.queries()), "enter");
+    for (pulseinfer::visit const& v : kv_.step()) {
+      engine_.attend(v.layer, v.rows, v.table, v.part);
+      if (v.part == pulseinfer::part::hits) continue;
+      if (ends_prompt) expect(kv_.warm_up(v.layer, v.rows, engine_.queries()), "warm_up");
+      engine_.feed_forward(v.layer, v.rows);
+      if (v.last) {
+        engine_.sample(v.rows);
+        continue;
+      }
+      engine_.project(v.next, v.rows);
+      expect(kv_.enter(v.next, v.rows, engine_.keys(), engine_.values(), engine_.queries()), "enter");
+    }
+    expect(backend_.synchronize(compute_), "synchronize");
+
+    commits_.clear();
+    for (pulseinfer::step_row const& row : batch) {
+      expect(kv_.row_status(row.row), "a row's step");
+      commits_.push_back({.row = row.row, .accepted = row.tokens});
+    }
+    expect(kv_.commit(commits_), "commit");
+    batch_.clear();
+  }
+
+  static void expect(pulseinfer::status result, char const* call)
+  {
+    if (result != pulseinfer::status::ok) throw std::runtime_error{std::string{call} + ": " + name_of(result)};
+  }
+
+  offload_options options_;
+  backend_type backend_;
+  typename backend_type::stream_ref compute_;
+  manager_type kv_;
+  paged_engine<backend_type> engine_;
+  std::vector<pulseinfer::row_id> rows_;
+  std::vector<pulseinfer::step_row> batch_;
+  std::vector<pulseinfer::commit_row> commits_;
+  std::vector<pulseinfer::step_sample> steps_;
+  pulseinfer::counters counters_;
+  std::uint64_t peak_bytes_ = 0;
+};
+
+}  // namespace decode_text

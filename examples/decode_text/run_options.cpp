@@ -1,0 +1,116 @@
+#include "run_options.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <charconv>
+#include <map>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace decode_text {
+namespace {
+
+// "7,17,18" or "none".
+std::string parse_layers(std::string const& text, std::vector<std::uint32_t>& layers)
+{
+  layers.clear();
+  if (text == "none") return {};
+  std::istringstream stream{text};
+  for (std::string item; std::getline(stream, item, ',');) {
+    std::uint32_t layer = 0;
+    auto const [end, error] = std::from_chars(item.data(), item.data() + item.size(), layer);
+    if (error != std::errc{} || end != item.data() + item.size()) {
+      return "'" + item + "' is no layer; expected are numbers with commas between them, or none";
+    }
+    layers.push_back(layer);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<run_options> parse_options(int argc, char const* const* argv, int& exit_code)
+{
+  run_options options;
+  offload_options& offload = options.offload;
+  CLI::App app{
+    "Decodes the continuation of a long text three times: with a dense KV cache, with the cache offloaded and selected by "
+    "PulseInfer, and with the first and the most recent tokens alone."};
+  app.add_option("--model", options.model, "folder that convert.py wrote, or 'synthetic', which needs no download")
+    ->capture_default_str();
+  app.add_option("--context", options.context_tokens, "tokens of the prompt")
+    ->capture_default_str()
+    ->check(CLI::Range(2U, 1U << 24));
+  app.add_option("--decode", options.decode_tokens, "tokens of the continuation, against which is measured")
+    ->capture_default_str()
+    ->check(CLI::Range(1U, 1U << 24));
+  app.add_option("--generate", options.generate_tokens, "tokens that each then writes by itself")->capture_default_str();
+  app.add_option("--batch", options.batch, "texts that are decoded together, each with a prompt of its own length")
+    ->capture_default_str()
+    ->check(CLI::Range(1U, 1024U));
+  app.add_option("--seed", options.seed, "of the synthetic model and its text")->capture_default_str();
+  app.add_option("--json", options.json_path, "file for the figures");
+  app.add_option("--timeline", options.timeline_path, "file for a trace of the PulseInfer run, which Perfetto opens");
+
+  app.add_option("--budget", offload.budget_tokens, "tokens that attention reads in a layer")->capture_default_str();
+  CLI::Option const* const slots =
+    app.add_option("--slots", offload.slots_tokens, "tokens of a layer that stay on the GPU (default: 1.25 budgets)");
+  app.add_option("--block", offload.block_tokens, "tokens of a block")->capture_default_str()->check(CLI::Range(1U, 1024U));
+  app.add_option("--sink", offload.sink_tokens, "first tokens, always read")->capture_default_str();
+  app.add_option("--recent", offload.recent_tokens, "last tokens, always read (default: an eighth of the budget, at least 128)");
+  app.add_option("--hysteresis", offload.hysteresis, "nats by which blocks of the last selection are favoured")
+    ->capture_default_str();
+  std::string dense_layers;
+  app.add_option(
+       "--dense-layers", dense_layers,
+       "layers that keep all their blocks on the GPU, or none (default: 7,17,18 for SmolLM2-135M, none for others)")
+    ->check([](std::string const& text) {
+      std::vector<std::uint32_t> layers;
+      return parse_layers(text, layers);
+    });
+  app.add_option(
+       "--selector", offload.selector, "soft_vote: all heads choose together; designated_head: one for all")
+    ->transform(CLI::CheckedTransformer(
+      std::map<std::string, selector_choice>{
+        {"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}}))
+    ->default_str("soft_vote");
+  offload.designated_heads = {0};
+  app.add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")
+    ->delimiter(',')
+    ->capture_default_str();
+  app.add_option("--transfer", offload.transfer, "gather_scatter: all blocks in one operation; fragment_copy: one by one")
+    ->transform(CLI::CheckedTransformer(
+      std::map<std::string, transfer_choice>{
+        {"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}}))
+    ->default_str("gather_scatter");
+  app.add_option(
+       "--scheduler", offload.scheduler,
+       "interruptible: rows whose blocks travel are parked; lockstep: all rows wait; lockstep_hits_first")
+    ->transform(CLI::CheckedTransformer(
+      std::map<std::string, scheduler_choice>{
+        {"lockstep", scheduler_choice::lockstep},
+        {"lockstep_hits_first", scheduler_choice::lockstep_hits_first},
+        {"interruptible", scheduler_choice::interruptible}}))
+    ->default_str("interruptible");
+  app.add_option("--chunk", offload.chunk, "tokens of a prompt that run together")
+    ->capture_default_str()
+    ->check(CLI::Range(1U, 4096U));
+
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& problem) {
+    exit_code = app.exit(problem);
+    return std::nullopt;
+  }
+  if (slots->count() == 0) offload.slots_tokens = offload.budget_tokens + offload.budget_tokens / 4;
+  if (!dense_layers.empty()) {
+    options.dense_layers.emplace();
+    static_cast<void>(parse_layers(dense_layers, *options.dense_layers));
+  }
+  if (!options.timeline_path.empty()) offload.trace_records = 1U << 18;
+  return options;
+}
+
+}  // namespace decode_text

@@ -1,0 +1,28 @@
+/// The program's command line.
+#pragma once
+
+#include "offload_options.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace decode_text {
+
+struct run_options {
+  std::string model = "build/models/smollm2-135m";  // or "synthetic"
+  std::uint32_t context_tokens = 4096;
+  std::uint32_t decode_tokens = 512;
+  std::uint32_t generate_tokens = 64;
+  std::uint32_t batch = 1;
+  std::uint64_t seed = 1;
+  std::string json_path, timeline_path;
+  std::optional<std::vector<std::uint32_t>> dense_layers = {};  // absent: those that the model is known to need
+  offload_options offload;
+};
+
+/// @return nothing if the program has said what it had to say, with its exit code in `exit_code`
+[[nodiscard]] std::optional<run_options> parse_options(int argc, char const* const* argv, int& exit_code);
+
+}  // namespace decode_text
