@@ -168,6 +168,7 @@ class recall_scene {
     return {
       .entries = entries_.data(),
       .row_begin = row_begin_.data(),
+      .failed = failed_flags(),
       .rows = {.ids = rows_.data(), .count = static_cast<std::uint32_t>(rows_.size())},
       .host = host_ref(),
       .pool = pool_ref(),
@@ -234,6 +235,20 @@ class recall_scene {
     for (std::uint32_t i = row_begin_[place]; i < row_begin_[place + 1]; ++i) {
       right = right && word_of(entries_[i]).state == pulseinfer::slot_state::empty &&
         pulseinfer::is_none(word_of(entries_[i]).block) && pulseinfer::is_none(slot_of(entries_[i]));
+    }
+    return right;
+  }
+
+  /// @return true where the row is posted as failed for the `entry`-th of its entries, and the others have arrived
+  [[nodiscard]] bool has_failed_in(std::uint32_t place, std::uint32_t entry)
+  {
+    pulseinfer::row_mailbox const& box = mailbox_[pulseinfer::to_index(rows_[place])];
+    bool right = box.failed == numbers_[place] && box.landed != numbers_[place] && box.failed_blocks == 1;
+    for (std::uint32_t i = row_begin_[place]; i < row_begin_[place + 1]; ++i) {
+      bool const lost = i == row_begin_[place] + entry;
+      right = right &&
+        word_of(entries_[i]).state == (lost ? pulseinfer::slot_state::empty : pulseinfer::slot_state::clean) &&
+        pulseinfer::is_none(slot_of(entries_[i])) == lost;
     }
     return right;
   }
@@ -311,6 +326,14 @@ class recall_scene {
   std::vector<std::byte> host_before_;
   std::vector<std::byte> expected_;
   std::uint32_t layer_ = 0;
+  /// Flags of the plan's entries, all clear.
+  [[nodiscard]] std::uint32_t* failed_flags()
+  {
+    failed_.assign(entries_.size() + 3, 0);
+    return failed_.data();
+  }
+
+  std::vector<std::uint32_t> failed_;
   std::vector<pulseinfer::recall_entry> entries_;
   std::vector<std::uint32_t> row_begin_ = {0};
   std::vector<pulseinfer::row_id> rows_;

@@ -11,7 +11,36 @@
 
 namespace pulseinfer::device {
 
-/// Marks the blocks of the plan's row `place` as arrived and posts the row as landed.
+namespace land_detail {
+
+/// Takes a slot out of a list, leaving none in its place.
+PULSEINFER_HOST_DEVICE inline void strike(slot_id* list, std::uint32_t count, slot_id slot)
+{
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (list[i] == slot) { list[i] = none<slot_id>; }
+  }
+}
+
+/// A block that did not arrive is a miss again, its slot empty and in no list.
+PULSEINFER_HOST_DEVICE inline void give_up(
+  recall_plan_ref const& plan, landed_ref const& landed, recall_entry const& entry)
+{
+  slot_word& word = landed.residency.slots[plan.pool.word(plan.layer, entry.target)];
+  word.state = slot_state::empty;
+  word.block = none<block_id>;
+  landed.residency.slots_of_lane(plan.layer, entry.lane)[to_index(entry.block)] = none<slot_id>;
+  lane_table_ref const& table = landed.table;
+  if (table.listed == nullptr) { return; }
+  std::uint64_t const books = landed.residency.lane_index(plan.layer, entry.lane);
+  strike(table.listed + books * table.stride, table.listed_count[books], entry.target);
+  strike(
+    table.landed + to_index(entry.lane) * table.max_selected, table.landed_count[to_index(entry.lane)], entry.target);
+}
+
+}  // namespace land_detail
+
+/// Ends the recall of the plan's row `place`: blocks that arrived are clean, those that the plan marks as failed are misses
+/// again and named in landed.failures. Posts the row as landed, or as failed if any block failed.
 /// @param place index into plan.rows   @sync one before the post; the copies of the row must be visible before the call
 template <thread_group Group>
 PULSEINFER_HOST_DEVICE void land_row(
@@ -20,32 +49,48 @@ PULSEINFER_HOST_DEVICE void land_row(
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];
   for (std::uint32_t i = begin + group.thread_rank(); i < end; i += group.size()) {
+    if (plan.failed != nullptr && plan.failed[i] != 0) { continue; }
     landed.residency.slots[plan.pool.word(plan.layer, plan.entries[i].target)].state = slot_state::clean;
   }
   group.sync();
-  if (group.thread_rank() == 0) {
-    store_release(&landed.mailbox[to_index(plan.rows[place])].landed, landed.sequence[place]);
+  if (group.thread_rank() != 0) { return; }
+  std::uint32_t failed = 0;
+  for (std::uint32_t i = begin; i < end && plan.failed != nullptr; ++i) {
+    if (plan.failed[i] == 0) { continue; }
+    land_detail::give_up(plan, landed, plan.entries[i]);
+    if (landed.failures != nullptr) { landed.failures[begin + failed] = plan.entries[i]; }
+    ++failed;
+  }
+  row_mailbox& box = landed.mailbox[to_index(plan.rows[place])];
+  if (failed == 0) {
+    store_release(&box.landed, landed.sequence[place]);
+  } else {
+    box.failed_blocks = failed;
+    box.failed_begin = begin;
+    store_release(&box.failed, landed.sequence[place]);
   }
 }
 
-/// Gives the slots of the plan's row `place` back and posts the row as failed: its blocks are misses again.
+/// Ends the recall of the plan's row `place` without its blocks: all of them are misses again, the row is posted as failed,
+/// also where it has no entries. A row that has been posted already is left as it is.
 template <thread_group Group>
 PULSEINFER_HOST_DEVICE void fail_row(
   Group const& group, recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
 {
+  if (group.thread_rank() != 0) { return; }
+  row_mailbox& box = landed.mailbox[to_index(plan.rows[place])];
+  if (load_acquire(&box.landed) == landed.sequence[place] || load_acquire(&box.failed) == landed.sequence[place]) {
+    return;
+  }
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];
-  for (std::uint32_t i = begin + group.thread_rank(); i < end; i += group.size()) {
-    recall_entry const& entry = plan.entries[i];
-    slot_word& word = landed.residency.slots[plan.pool.word(plan.layer, entry.target)];
-    word.state = slot_state::empty;
-    word.block = none<block_id>;
-    landed.residency.slots_of_lane(plan.layer, entry.lane)[to_index(entry.block)] = none<slot_id>;
+  for (std::uint32_t i = begin; i < end; ++i) {
+    land_detail::give_up(plan, landed, plan.entries[i]);
+    if (landed.failures != nullptr) { landed.failures[i] = plan.entries[i]; }
   }
-  group.sync();
-  if (group.thread_rank() == 0) {
-    store_release(&landed.mailbox[to_index(plan.rows[place])].failed, landed.sequence[place]);
-  }
+  box.failed_blocks = end - begin;
+  box.failed_begin = begin;
+  store_release(&box.failed, landed.sequence[place]);
 }
 
 }  // namespace pulseinfer::device

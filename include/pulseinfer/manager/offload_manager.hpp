@@ -23,11 +23,13 @@
 #include <pulseinfer/manager/step_loop.hpp>
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/keep_selection.hpp>
+#include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/operation/select_window.hpp>
 #include <pulseinfer/replacement/lru.hpp>
 #include <pulseinfer/view/decision.hpp>
+#include <pulseinfer/view/failure_record.hpp>
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 #include <pulseinfer/view/ticket.hpp>
@@ -151,6 +153,7 @@ class offload_manager {
     chosen_.resize(options.max_rows);
     step_rows_.reserve(options.max_rows);
     due_.reserve(options.max_rows);
+    failures_.reserve(max_failures);
     waits_.reserve(std::size_t{2} * options.max_rows);
     sample_.begin = backend.now();
   }
@@ -343,8 +346,8 @@ class offload_manager {
   /// The visits of this step.
   [[nodiscard]] step_loop<offload_manager> step() noexcept { return step_loop<offload_manager>{*this}; }
 
-  /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Rows that are late or failed are
-  /// passed over.
+  /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Late rows are passed over. A failed
+  /// row's tokens are all dropped: it stands where it did before the step, and may be tried again.
   /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
   status commit(std::span<commit_row const> rows) noexcept
   {
@@ -353,8 +356,9 @@ class offload_manager {
       if (finished(r.row) && r.accepted > rows_[to_index(r.row)].new_tokens) { return status::invalid_argument; }
     }
     for (commit_row const& r : rows) {
-      if (!finished(r.row)) { continue; }
-      if (status const kept = keeper_.commit(r.row, r.accepted); kept != status::ok) { return kept; }
+      bool const failed = rows_[to_index(r.row)].progress == row_progress::failed;
+      if (!finished(r.row) && !failed) { continue; }
+      if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
       rows_[to_index(r.row)].progress = row_progress::outside;
       std::erase(step_rows_, r.row);
     }
@@ -528,6 +532,11 @@ class offload_manager {
     }
     return keeper_.drain(deadline);
   }
+
+  /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
+  [[nodiscard]] std::span<failure_record const> failures() const noexcept { return failures_; }
+  void clear_failures() noexcept { failures_.clear(); }
+  static constexpr std::size_t max_failures = 1024;
 
   [[nodiscard]] status row_status(row_id row) const noexcept { return rows_[to_index(row)].code; }
   [[nodiscard]] row_mode mode_of(row_id row) const noexcept { return keeper_.row(row).mode; }
@@ -806,8 +815,7 @@ class offload_manager {
   }
 
   /// Enqueues the appending of the rows and the digests of what it touches. @param kept the rows, in the step's arena
-  status append_layer(
-    layer_id layer, row_list rows, tensor_view keys, tensor_view values, row_list& kept) noexcept
+  status append_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, row_list& kept) noexcept
   {
     if (!has_layer(layer)) { return status::out_of_range; }
     if (!fits_keys(keys, values)) { return status::invalid_argument; }
@@ -857,7 +865,7 @@ class offload_manager {
       state.progress = row_progress::standing;
       state.layer = layer;
       state.attended_hits = false;
-      state.counted = false;
+      state.tries = 0;
       state.misses = 0;
       state.bytes = 0;
       state.entered = backend_->now();
@@ -948,25 +956,38 @@ class offload_manager {
           .sink_tokens = group.sink_tokens,
           .block_tokens = geometry_.block_tokens,
           .head_groups = geometry_.head_groups});
-      return listed == status::ok ? resolve(layer, choosing, stream) : listed;
+      return listed == status::ok ? resolve(layer, choosing, stream, hits_first) : listed;
     }
     r.row_count = choosing.count;
-    for (std::uint32_t i = 0; i < choosing.count; ++i) {
-      row_runtime& state = rows_[to_index(choosing[i])];
-      state.number = state.number + 1 == 0 ? 1 : state.number + 1;
-      r.rows[i] = choosing[i];
-      r.sequence[i] = state.number;
-    }
-    status result = selector_.select_async(stream, selection_of(layer, choosing, queries));
-    if (result == status::ok) { result = resolve(layer, choosing, stream); }
+    for (std::uint32_t i = 0; i < choosing.count; ++i) { number_row(r, i, choosing[i]); }
+    status const selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
+    r.code = selected == status::ok ? bring(r, stream, hits_first) : selected;
+    return r.code;
+  }
+
+  /// Gives a row's recall its number.
+  void number_row(recall<B>& r, std::uint32_t place, row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    state.number = state.number + 1 == 0 ? 1 : state.number + 1;
+    r.rows[place] = row;
+    r.sequence[place] = state.number;
+  }
+
+  /// Resolves what has been selected for the recall's rows, plans, and starts the copies.
+  status bring(recall<B>& r, stream_ref stream, bool list_hits_only) noexcept
+  {
+    row_list const rows{.ids = r.rows, .count = r.row_count};
+    status result = resolve(r.layer, rows, stream, list_hits_only);
     if (result == status::ok) {
       result = backend_->launch(
         stream,
         plan_recall{
-          .rows = {.ids = r.rows, .count = r.row_count},
+          .rows = rows,
           .lanes = keeper_.books().plan(),
           .entries = r.entries,
           .row_begin = r.row_begin,
+          .failed = r.failed,
           .mailbox = mailbox_.template as<row_mailbox>(),
           .sequence = r.sequence,
           .block_bytes = layout_.block_bytes,
@@ -976,11 +997,10 @@ class offload_manager {
     if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
     r.planned = result == status::ok;
     if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
-    r.code = result;
     return result;
   }
 
-  status resolve(layer_id layer, row_list rows, stream_ref stream) noexcept
+  status resolve(layer_id layer, row_list rows, stream_ref stream, bool list_hits_only) noexcept
   {
     return backend_->launch(
       stream,
@@ -995,17 +1015,16 @@ class offload_manager {
         .step = keeper_.books().step(),
         .layer = layer,
         .head_groups = geometry_.head_groups,
-        .list_hits_only = hits_first,
+        .list_hits_only = list_hits_only,
         .policy = policy_});
   }
 
-  /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the
-  /// slots which they fill.
-  status issue(recall<B>& r) noexcept
+  [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
   {
-    recall_plan_ref const plan{
+    return {
       .entries = r.entries,
       .row_begin = r.row_begin,
+      .failed = r.failed,
       .rows = {.ids = r.rows, .count = r.row_count},
       .host = keeper_.store().ref(),
       .pool = keeper_.pool().ref(),
@@ -1013,23 +1032,41 @@ class offload_manager {
       .head_groups = geometry_.head_groups,
       .block_bytes = layout_.block_bytes,
       .capacity = r.row_count * geometry_.head_groups * budget_.budget_blocks};
+  }
+
+  [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
+  {
+    return {
+      .mailbox = mailbox_.template as<row_mailbox>(),
+      .sequence = r.sequence,
+      .residency = keeper_.books().residency(),
+      .table = keeper_.books().table(),
+      .failures = r.failures};
+  }
+
+  /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the
+  /// slots which they fill. A recall that is refused is failed on the device, so that its rows learn of it as of any other
+  /// failure.
+  status issue(recall<B>& r) noexcept
+  {
     status result = backend_->wait(copies_.get(), r.planned_event);
-    if (result == status::ok) {
-      result = transfer_.recall_async(
-        copies_.get(), plan,
-        landed_ref{
-          .mailbox = mailbox_.template as<row_mailbox>(),
-          .sequence = r.sequence,
-          .residency = keeper_.books().residency()});
-    }
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
+    if (result != status::ok) { result = fail_recall(r); }
     status const recorded = backend_->record(copies_.get(), r.landed_event);
     r.issued = true;
     if (result == status::ok) { result = recorded; }
-    if (result != status::ok) {
-      r.code = result;
-      ++failed_transfers_;
-    }
+    if (result != status::ok) { r.code = result; }
     return result;
+  }
+
+  /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
+  status fail_recall(recall<B>& r) noexcept
+  {
+    r.failing = true;
+    return backend_->launch(
+      copies_.get(),
+      land_rows{
+        .plan = plan_of(r), .landed = landed_of(r), .first_row = 0, .row_count = r.row_count, .how = landing::failed});
   }
 
   /// For engines that plan on the host: enqueues the copies once the plan is there.
@@ -1137,8 +1174,13 @@ class offload_manager {
   {
     row_id* const list = arena_.take(d.rows);
     if (list == nullptr) { return false; }
-    std::copy_n(chosen_.begin(), d.rows, list);
-    row_list const rows{.ids = list, .count = d.rows};
+    // A visit has one part: rows whose hits were attended and rows that attend everything go one after the other.
+    bool const attended = rows_[to_index(chosen_.front())].attended_hits;
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < d.rows; ++i) {
+      if (rows_[to_index(chosen_[i])].attended_hits == attended) { list[count++] = chosen_[i]; }
+    }
+    row_list const rows{.ids = list, .count = count};
     std::uint32_t waited = recalls_.size();
     for (row_id const row : rows) {
       row_runtime& state = rows_[to_index(row)];
@@ -1152,11 +1194,7 @@ class offload_manager {
         waited = state.recall;
       }
     }
-    bool attended = false;
-    for (row_id const row : rows) {
-      attended = rows_[to_index(row)].attended_hits;
-      rows_[to_index(row)].progress = row_progress::handed;
-    }
+    for (row_id const row : rows) { rows_[to_index(row)].progress = row_progress::handed; }
     hand(v, d.layer, rows, attended ? part::landed : part::whole);
     return true;
   }
@@ -1188,9 +1226,15 @@ class offload_manager {
         recall<B>& r = recalls_[state.recall];
         issue_planned(r);
         row_mailbox const& words = box(row);
-        if (device::load_acquire(&words.failed) == state.number || r.code != status::ok) {
-          fail(row, status::transfer_failed);
+        if (r.code != status::ok) {
+          fail(row, r.code);
           continue;
+        }
+        if (device::load_acquire(&words.failed) == state.number) {
+          take_failure(row);
+          if (state.progress != row_progress::standing) { continue; }
+        } else if (copies_failed(r)) {
+          static_cast<void>(fail_recall(r));
         }
         bool const posted = device::load_acquire(&words.posted) == state.number;
         if (posted) {
@@ -1211,6 +1255,54 @@ class offload_manager {
          .bytes = state.bytes,
          .entered = state.entered});
     }
+  }
+
+  /// Whether the recall's copies ended in failure and no row has been told.
+  [[nodiscard]] bool copies_failed(recall<B>& r) noexcept
+  {
+    return r.issued && !r.failing && backend_->done(r.landed_event) == event_state::failed;
+  }
+
+  /// A recall of the row did not bring all of its blocks: the same selection is resolved again, blocks that did arrive are
+  /// hits by now. After the last try the blocks are recorded and the row gets no further visit in this step.
+  void take_failure(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    recall<B> const& failed = recalls_[state.recall];
+    row_mailbox const& words = box(row);
+    ++sample_.failed_transfers;
+    ++state.tries;
+    if (state.tries < options_.max_tries && try_again(row)) { return; }
+    for (std::uint32_t i = 0; i < words.failed_blocks && failures_.size() < max_failures; ++i) {
+      recall_entry const& entry = failed.failures[words.failed_begin + i];
+      failures_.push_back(
+        {.sequence = keeper_.sequences()[row].id,
+         .row = row,
+         .layer = failed.layer,
+         .block = entry.block,
+         .code = status::transfer_failed,
+         .tries = state.tries});
+    }
+    fail(row, status::transfer_failed);
+  }
+
+  /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have
+  /// been attended, but what has arrived since then is in no list of its own.
+  [[nodiscard]] bool try_again(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    ticket again;
+    if (recalls_.acquire(again, backend_->now() + options_.wait_limit) != status::ok) { return false; }
+    recall<B>& r = recalls_[again.index];
+    r.layer = state.layer;
+    r.row_count = 1;
+    number_row(r, 0, row);
+    --recalls_[state.recall].users;
+    state.recall = again.index;
+    ++r.users;
+    state.attended_hits = false;
+    r.code = bring(r, compute_, false);
+    return r.code == status::ok;
   }
 
   /// Sleeps until something that a row waits for is complete. @return false where nothing is under way
@@ -1241,7 +1333,6 @@ class offload_manager {
     leave_recall(row);
     rows_[to_index(row)].progress = row_progress::failed;
     rows_[to_index(row)].code = code;
-    ++sample_.failed_transfers;
   }
 
   B* backend_;
@@ -1269,13 +1360,13 @@ class offload_manager {
   std::vector<row_id> step_rows_;
   std::vector<row_id> due_;
   std::vector<typename B::event_ref> waits_;
+  std::vector<failure_record> failures_;
   row_list begun_ = {};
   visit handed_ = {};
   link_state link_ = {};
   step_sample sample_ = {};
   step_sample last_sample_ = {};
   std::uint64_t written_before_ = 0;
-  std::uint64_t failed_transfers_ = 0;
   std::uint32_t step_ = 0;
   bool due_whole_ = false;
 };

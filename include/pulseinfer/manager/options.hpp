@@ -25,7 +25,8 @@ struct manager_options {
   std::uint64_t host_blocks = 0;            ///< blocks of the host store; 0: every row at its longest
   std::uint64_t host_limit_bytes = 0;       ///< refuse a host store above this; 0: no limit
   std::uint32_t recalls = 0;                ///< recalls under way at once; 0: rows + 16
-  std::uint32_t saved_sequences = 0;        ///< preempted and retained sequences at once; 0: as many as rows
+  std::uint32_t max_tries = 2;        ///< recalls of a row in a layer before its blocks count as lost for the step
+  std::uint32_t saved_sequences = 0;  ///< preempted and retained sequences at once; 0: as many as rows
   nanoseconds wait_limit{
     std::chrono::seconds{30}};  ///< longest that begin_step waits for the device before it gives up
 };

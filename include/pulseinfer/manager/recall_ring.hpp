@@ -25,6 +25,7 @@ struct recall {
   bool active = false;      ///< given out; its events mean something
   bool planned = false;     ///< the plan's event has been recorded
   bool issued = false;      ///< copies have been enqueued and the landed event recorded
+  bool failing = false;     ///< its rows are being failed on the device
   bool aborted = false;
   status code = status::ok;
   layer_id layer = none<layer_id>;
@@ -32,6 +33,8 @@ struct recall {
   row_id* rows = nullptr;              // [max_rows], pinned
   std::uint32_t* sequence = nullptr;   // [max_rows], pinned
   std::uint32_t* row_begin = nullptr;  // [max_rows + 1], where the engine reads plans
+  std::uint32_t* failed = nullptr;     // [max_entries], likewise
+  recall_entry* failures = nullptr;    // [max_entries], pinned
   recall_entry* entries = nullptr;     // [max_entries], where the engine reads plans
   typename B::event_ref planned_event = {};
   typename B::event_ref landed_event = {};
@@ -47,23 +50,23 @@ class recall_ring {
       lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 2 * sizeof(std::uint32_t)},
       plans_{
         backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
-        std::uint64_t{places} *
-          (max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t))}
+        places * plan_bytes(max_rows, max_entries)},
+      failures_{backend, memory_space::pinned, std::uint64_t{places} * max_entries * sizeof(recall_entry)}
   {
     if (places == 0 || max_rows == 0) {
       throw configuration_error{
         "recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) + " rows"};
     }
-    std::uint64_t const plan_bytes =
-      max_entries * sizeof(recall_entry) + round_up(max_rows + 1U, 4) * sizeof(std::uint32_t);
     recalls_.resize(places);
     for (std::uint32_t i = 0; i < places; ++i) {
       recall<B>& r = recalls_[i];
       r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 2;
       r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 2 + max_rows;
-      r.entries = reinterpret_cast<recall_entry*>(plans_.data() + i * plan_bytes);
-      r.row_begin =
-        reinterpret_cast<std::uint32_t*>(plans_.data() + i * plan_bytes + max_entries * sizeof(recall_entry));
+      std::byte* const plan = plans_.data() + i * plan_bytes(max_rows, max_entries);
+      r.entries = reinterpret_cast<recall_entry*>(plan);
+      r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
+      r.row_begin = r.failed + max_entries;
+      r.failures = failures_.template as<recall_entry>() + std::uint64_t{i} * max_entries;
       r.planned_event = backend.create_event();
       r.landed_event = backend.create_event();
     }
@@ -92,7 +95,7 @@ class recall_ring {
         if (r.users != 0) { continue; }
         if (!r.active || copies_done(r)) {
           r.active = true;
-          r.planned = r.issued = r.aborted = false;
+          r.planned = r.issued = r.failing = r.aborted = false;
           r.code = status::ok;
           r.row_count = 0;
           ++r.generation;
@@ -131,9 +134,17 @@ class recall_ring {
   }
 
  private:
+  /// Entries, a flag for each, and the begin of each row.
+  [[nodiscard]] static std::uint64_t plan_bytes(std::uint32_t max_rows, std::uint32_t max_entries)
+  {
+    std::uint64_t const words = std::uint64_t{max_entries} + max_rows + 1;
+    return max_entries * sizeof(recall_entry) + round_up(words, std::uint64_t{4}) * sizeof(std::uint32_t);
+  }
+
   B* backend_;
   slab<B> lists_;
   slab<B> plans_;
+  slab<B> failures_;  // [places, max_entries]
   std::vector<recall<B>> recalls_;
   std::uint32_t next_ = 0;
 };

@@ -25,9 +25,9 @@ struct row_runtime {
   layer_id layer = none<layer_id>;
   bool attended_hits = false;     ///< the hits visit of this layer is out
   bool resident = true;           ///< known before the device says so: nothing of this layer travels
-  bool counted = false;           ///< its counts of this layer have been taken in
   bool closing = false;           ///< close was asked for while a recall flew
   std::uint8_t late_history = 0;  ///< bit i: late i steps ago
+  std::uint8_t tries = 0;         ///< recalls of this layer that have failed
   std::uint32_t recall = 0;       ///< place of its recall in the ring; valid while `standing` and not resident
   std::uint32_t number = 0;       ///< number of its last recall
   std::uint32_t new_tokens = 0;

@@ -25,6 +25,7 @@ struct plan_recall {
   lane_plan_ref lanes = {};
   recall_entry* entries = nullptr;          // written, [rows.count * head_groups * max_selected]
   std::uint32_t* row_begin = nullptr;       // written, [rows.count + 1]
+  std::uint32_t* failed = nullptr;          // written 0 for each entry
   row_mailbox* mailbox = nullptr;           // [max_rows], mapped
   std::uint32_t const* sequence = nullptr;  // [rows.count] number of each row's recall
   std::uint64_t block_bytes = 0;
@@ -53,6 +54,7 @@ struct plan_recall {
         std::uint64_t const lane = lane_index(place, g);
         for (std::uint32_t i = group.thread_rank(); i < lanes.misses[lane]; i += group.size()) {
           entries[target + i] = lanes.entries[lane * max_selected + i];
+          failed[target + i] = 0;
         }
         target += lanes.misses[lane];
       }

@@ -27,15 +27,6 @@ struct lane_plan_ref {
   std::uint32_t* stalled = nullptr;  // [lanes] selected blocks for which no slot could be freed
 };
 
-/// Lists that attention reads, by lane.
-struct lane_table_ref {
-  slot_id* listed = nullptr;              // [layers, lanes, stride] all selected blocks, or the hits alone
-  std::uint32_t* listed_count = nullptr;  // [layers, lanes]
-  slot_id* landed = nullptr;              // [lanes, max_selected] the blocks that travel
-  std::uint32_t* landed_count = nullptr;  // [lanes]
-  std::uint32_t stride = 0;
-};
-
 /// One item per lane of the rows. A lane touches its own leases and words only, so items never contend.
 /// Misses take empty slots of the lane's lease first, then the clean ones that this step does not use, worst first by the
 /// replacement policy; a slot without a host copy is never taken. Deterministic: ties go to the lower slot id.

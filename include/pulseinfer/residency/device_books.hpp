@@ -126,7 +126,8 @@ class device_books {
       .listed_count = lane_layer_counts_.template as<std::uint32_t>() + lane_layers(),
       .landed = landed_.template as<slot_id>(),
       .landed_count = lane_count(1),
-      .stride = sizes_.max_blocks};
+      .stride = sizes_.max_blocks,
+      .max_selected = sizes_.max_selected};
   }
 
   [[nodiscard]] lane_plan_ref plan() const noexcept

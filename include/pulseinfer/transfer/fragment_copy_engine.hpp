@@ -12,6 +12,7 @@
 #include <pulseinfer/view/copy_list.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -41,7 +42,7 @@ struct fragment_copy_engine {
     {}
 
     /// Copies and posts the plan's rows in their order. The plan is complete and readable when this is called.
-    /// @status ok: every row will be posted, as landed, or as failed where one of its copies was refused. Else
+    /// @status ok: every row will be posted, as landed, or as failed with the blocks of which a copy was refused. Else
     ///         invalid_argument for more rows than the limits name (nothing enqueued), or the backend's refusal of a posting:
     ///         the rows from there on are still in flight, and the caller fails them with land_rows or ends
     status recall_async(typename B::stream_ref stream, recall_plan_ref const& plan, landed_ref landed) noexcept
@@ -49,19 +50,14 @@ struct fragment_copy_engine {
       std::uint32_t const rows = plan.rows.count;
       if (rows > max_rows_) { return status::invalid_argument; }
       std::uint32_t const most = rows_per_landing_ == 0 ? rows : rows_per_landing_;
-      land_rows next{.plan = plan, .landed = landed};
-      for (std::uint32_t place = 0; place < rows; ++place) {
-        landing const how = copy_row(stream, plan, place) == status::ok ? landing::landed : landing::failed;
-        bool const joins = next.row_count < most && next.how == how;
-        if (!joins) {
-          if (status const result = launch(stream, next); result != status::ok) { return result; }
-          next.first_row = place;
-          next.row_count = 0;
-          next.how = how;
-        }
-        ++next.row_count;
+      for (std::uint32_t first = 0; first < rows; first += most) {
+        std::uint32_t const count = std::min(most, rows - first);
+        for (std::uint32_t place = first; place < first + count; ++place) { copy_row(stream, plan, place); }
+        status const result =
+          backend_->launch(stream, land_rows{.plan = plan, .landed = landed, .first_row = first, .row_count = count});
+        if (result != status::ok) { return result; }
       }
-      return launch(stream, next);
+      return status::ok;
     }
 
     /// Copies the runs as they are.
@@ -77,16 +73,17 @@ struct fragment_copy_engine {
     }
 
    private:
-    status launch(typename B::stream_ref stream, land_rows const& rows) noexcept
-    {
-      return rows.row_count == 0 ? status::ok : backend_->launch(stream, rows);
-    }
-
-    status copy_row(typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t place) noexcept
+    /// Copies what it can; blocks of which a copy is refused are marked in the plan.
+    void copy_row(typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t place) noexcept
     {
       constexpr copy_direction direction = copy_direction::host_to_device;
       std::size_t held = 0;
+      std::uint32_t first = plan.row_begin[place];  // first entry with a fragment in the batch that is being filled
+      auto const settle = [&](status result, std::uint32_t last) {
+        for (; first < last; ++first) { plan.failed[first] |= result == status::ok ? 0U : 1U; }
+      };
       for (std::uint32_t i = plan.row_begin[place]; i < plan.row_begin[place + 1]; ++i) {
+        if (held == 0) { first = i; }
         recall_entry const& entry = plan.entries[i];
         std::uint32_t const group = static_cast<std::uint32_t>(to_index(entry.lane) % plan.head_groups);
         std::byte const* const source = plan.host.address(plan.layer, group, entry.source);
@@ -94,10 +91,12 @@ struct fragment_copy_engine {
         for (block_fragment const& fragment : fragments_) {
           copy_run const run{
             .target = target + fragment.offset, .source = source + fragment.offset, .bytes = fragment.bytes};
-          if (status const result = add(stream, run, direction, held); result != status::ok) { return result; }
+          status const result = add(stream, run, direction, held);
+          if (result != status::ok) { settle(result, i + 1); }
+          if (held == 0) { first = i; }
         }
       }
-      return flush(stream, direction, held);
+      settle(flush(stream, direction, held), plan.row_begin[place + 1]);
     }
 
     status add(typename B::stream_ref stream, copy_run const& run, copy_direction direction, std::size_t& held) noexcept

@@ -35,6 +35,7 @@ enum class plan_place : std::uint8_t { device, host };
 struct recall_plan_ref {
   recall_entry const* entries = nullptr;  // [row_begin[rows.count]], at most `capacity`; readable where plans_on says
   std::uint32_t const* row_begin = nullptr;  // [rows.count + 1]
+  std::uint32_t* failed = nullptr;           // [capacity] 1: the entry's copy was refused or did not arrive whole
   row_list rows = {};
   host_store_ref host = {};
   slot_pool_ref pool = {};
@@ -47,11 +48,25 @@ struct recall_plan_ref {
 
 static_assert(std::is_trivially_copyable_v<recall_plan_ref>);
 
+/// Lists that attention reads, by lane.
+struct lane_table_ref {
+  slot_id* listed = nullptr;              // [layers, lanes, stride] all selected blocks, or the hits alone
+  std::uint32_t* listed_count = nullptr;  // [layers, lanes]
+  slot_id* landed = nullptr;              // [lanes, max_selected] the blocks that travel
+  std::uint32_t* landed_count = nullptr;  // [lanes]
+  std::uint32_t stride = 0;
+  std::uint32_t max_selected = 0;
+};
+
+static_assert(std::is_trivially_copyable_v<lane_table_ref>);
+
 /// What an engine does once the blocks of a row are in their slots: `device::land_row`.
 struct landed_ref {
   row_mailbox* mailbox = nullptr;           // [max_rows], mapped
   std::uint32_t const* sequence = nullptr;  // [rows.count] number of each row's recall, in the plan's row order
   residency_ref residency = {};
+  lane_table_ref table = {};         // entries of blocks that did not arrive are taken out; may be empty
+  recall_entry* failures = nullptr;  // [capacity], mapped: the entries that failed, each row's from its row_begin on
 };
 
 static_assert(std::is_trivially_copyable_v<landed_ref>);
