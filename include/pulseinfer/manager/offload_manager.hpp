@@ -139,6 +139,7 @@ class offload_manager {
         backend, compute, keeper_, options.saved_sequences == 0 ? options.max_rows : options.saved_sequences,
         options.wait_limit},
       copies_{backend, stream_priority::high},
+      drained_{backend},
       recalls_{
         backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows, max_entries(),
         TransferEngine::plans_on},
@@ -519,7 +520,7 @@ class offload_manager {
     retire();
   }
 
-  /// Sleeps until no copy flies that names the manager's memory.
+  /// Sleeps until no copy flies that names the manager's memory and the compute stream has run out.
   /// @status drain_timeout: some still fly at the deadline
   status drain(nanoseconds deadline) noexcept
   {
@@ -530,7 +531,11 @@ class offload_manager {
         if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
       }
     }
-    return keeper_.drain(deadline);
+    if (status const written = keeper_.drain(deadline); written != status::ok) { return written; }
+    // Appends, selections and changes of the books name the manager's memory too.
+    if (status const recorded = backend_->record(compute_, drained_.get()); recorded != status::ok) { return recorded; }
+    typename B::event_ref const event = drained_.get();
+    return backend_->wait_any({&event, 1}, deadline);
   }
 
   /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
@@ -1349,6 +1354,7 @@ class offload_manager {
   bound_transfer_t<TransferEngine, B> transfer_;
   sequence_mover<B, Replacement> mover_;
   detail::owned_stream<B> copies_;
+  detail::owned_event<B> drained_;
   recall_ring<B> recalls_;
   list_arena<B> arena_;
   slab<B> mailbox_;  // [max_rows] row_mailbox
