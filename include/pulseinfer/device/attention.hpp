@@ -30,7 +30,7 @@ struct attention_tile {
   [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::size_t scratch_floats() const
   {
     return std::size_t{queries} * (key_dim + tokens + 2U * value_pitch + 5U) +
-      std::size_t{tokens} * (key_dim + value_pitch);
+      std::size_t{tokens} * (key_dim + value_pitch) + 4U * std::size_t{key_dim};
   }
 };
 
@@ -91,6 +91,7 @@ struct attention_arrays {
   float* queries;     // [pairs, key_dim], scaled
   float* keys;        // [key_dim, tile tokens]
   float* values;      // [tile tokens, value_pitch]
+  float* rows;        // [4, key_dim] keys on their way to columns
   float* weights;     // [pairs, tile tokens]
   float* sums;        // [pairs, value_pitch]
   float* lost;        // [pairs, value_pitch] what rounding has added to `sums`
@@ -110,6 +111,7 @@ struct attention_arrays {
     };
     keys = take(std::size_t{tile.key_dim} * tile.tokens);
     values = take(std::size_t{tile.tokens} * tile.value_pitch);
+    rows = take(4U * std::size_t{tile.key_dim});
     weights = take(std::size_t{tile.queries} * tile.tokens);
     sums = take(std::size_t{tile.queries} * tile.value_pitch);
     lost = take(std::size_t{tile.queries} * tile.value_pitch);
@@ -131,20 +133,34 @@ PULSEINFER_HOST_DEVICE void load_attention_tile(
   std::uint32_t const rank = group.thread_rank();
   std::uint32_t const size = group.size();
   block_layout const& layout = table.layout;
-  for (std::uint32_t t = 0; t < count; ++t) {
-    std::uint32_t const place = (begin + t) / layout.block_tokens;
-    std::uint32_t const token = (begin + t) % layout.block_tokens;
-    std::byte const* const block = table.block(task.lane, place);
-    auto const* const key = reinterpret_cast<Key const*>(block + row_offset(layout.key(), task.head, token));
-    auto const* const value = reinterpret_cast<Value const*>(block + row_offset(layout.value(), task.head, token));
-    float* const column = at.keys + t;
-    for (std::uint32_t j = rank; j < tile.key_dim; j += size) { column[std::size_t{j} * tile.tokens] = widen(key[j]); }
-    convert_row(group, value, at.values + std::size_t{t} * tile.value_pitch, tile.value_dim);
-  }
-  // The rest of the last lanes takes part in products whose results are not used: it must be finite.
-  std::uint32_t const rest = round_up(count, float_lanes::size) - count;
-  for (std::uint32_t i = rank; i < rest * tile.key_dim; i += size) {
-    at.keys[std::size_t{i / rest} * tile.tokens + count + i % rest] = 0.0F;
+  // Four tokens at a time, so that a column is written in pieces of four. Each rank has channels of its own.
+  for (std::uint32_t first = 0; first < round_up(count, float_lanes::size); first += 4U) {
+    float const* row[4];
+    for (std::uint32_t i = 0; i < 4U; ++i) {
+      float* const wide = at.rows + std::size_t{i} * tile.key_dim;
+      row[i] = wide;
+      if (first + i >= count) {
+        for (std::uint32_t j = rank; j < tile.key_dim; j += size) { wide[j] = 0.0F; }
+        continue;
+      }
+      std::uint32_t const place = (begin + first + i) / layout.block_tokens;
+      std::uint32_t const token = (begin + first + i) % layout.block_tokens;
+      std::byte const* const block = table.block(task.lane, place);
+      auto const* const key = reinterpret_cast<Key const*>(block + row_offset(layout.key(), task.head, token));
+      auto const* const value = reinterpret_cast<Value const*>(block + row_offset(layout.value(), task.head, token));
+      if constexpr (std::is_same_v<Key, float>) {
+        row[i] = key;
+      } else {
+        convert_row(group, key, wide, tile.key_dim);
+      }
+      convert_row(group, value, at.values + std::size_t{first + i} * tile.value_pitch, tile.value_dim);
+    }
+    float* const columns = at.keys + first;
+    for (std::uint32_t j = rank; j < tile.key_dim; j += size) {
+      float* const column = columns + std::size_t{j} * tile.tokens;
+      float const values[4] = {row[0][j], row[1][j], row[2][j], row[3][j]};
+      for (std::uint32_t i = 0; i < 4U; ++i) { column[i] = values[i]; }
+    }
   }
 }
 
