@@ -170,7 +170,7 @@ class chrome_trace {
   bool finished_ = false;
 };
 
-/// One document with the records of `backend`, a traced<B>. @pre no work is in flight
+/// One document with the records of `backend`, a `traced<B>`. @pre no work is in flight
 template <class Traced>
 void write_chrome_trace(std::ostream& out, Traced const& backend, std::span<step_sample const> steps = {})
 {
