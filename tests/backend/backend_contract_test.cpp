@@ -7,6 +7,9 @@ TEST_SUITE_BEGIN("backend");
 
 using namespace pulseinfer::test;
 using pulseinfer::checked;
+using pulseinfer::copy_mode;
+using pulseinfer::order_kind;
+using pulseinfer::progress;
 using pulseinfer::traced;
 
 TEST_CASE("cpu_backend keeps the backend contract, threaded") { backend_contract<cpu_threaded>(); }
@@ -30,6 +33,19 @@ TEST_CASE("traced keeps the backend contract over cpu_backend, manual") { backen
 TEST_CASE("traced over checked keeps the backend contract over sim_backend")
 {
   backend_contract<sim_with<traced_and_checked>>();
+}
+
+TEST_CASE("scripted_backend keeps the backend contract as enqueued, with late reads")
+{
+  backend_contract<scripted_with<order_kind::enqueued, copy_mode::late_read>>();
+}
+TEST_CASE("scripted_backend keeps the backend contract in a random order, with early writes")
+{
+  backend_contract<scripted_with<order_kind::seeded, copy_mode::early_write, progress::at_all_calls>>();
+}
+TEST_CASE("traced over checked keeps the backend contract over scripted_backend")
+{
+  backend_contract<scripted_with<order_kind::seeded, copy_mode::late_read, progress::at_polls, traced_and_checked>>();
 }
 
 TEST_SUITE_END();

@@ -6,6 +6,7 @@
 #include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/backend/host_function.hpp>
+#include <pulseinfer/backend/scripted/scripted_backend.hpp>
 #include <pulseinfer/backend/sim/sim_backend.hpp>
 #include <pulseinfer/backend/traced.hpp>
 
@@ -137,6 +138,40 @@ struct sim_with {
 };
 
 using sim = sim_with<plain>;
+
+[[nodiscard]] inline script contract_script(order_kind order, copy_mode copies, progress runs)
+{
+  return {
+    .order = order,
+    .seed = 5,
+    .runs = runs,
+    .copies = copies,
+    .rules = {{.effect = script_effect::delay, .name = charged_operation::name, .delay = held_for}},
+    .task_time = nanoseconds{1},
+    .max_streams = contract_sizes::streams,
+    .max_events = contract_sizes::events,
+    .queue_depth = contract_sizes::queue_depth,
+    .max_copy_runs = contract_sizes::copy_runs,
+    .max_scratch_bytes = contract_sizes::scratch_bytes,
+    .memory = {contract_sizes::memory_bytes, contract_sizes::memory_bytes}};
+}
+
+template <
+  order_kind Order, copy_mode Copies, progress Runs = progress::at_waits, template <class> class Wrapped = plain>
+struct scripted_with {
+  static constexpr bool has_held_work_pending = true;
+  static constexpr bool moves_bytes = true;
+
+  Wrapped<scripted_backend> made{contract_script(Order, Copies, Runs)};
+
+  auto& backend() { return made; }
+  template <class Stream>
+  void hold(Stream stream)
+  {
+    REQUIRE(made.launch(stream, charged_operation{}) == status::ok);
+  }
+  void release() {}
+};
 
 template <class B>
 using traced_and_checked = traced<checked<B>>;
