@@ -25,6 +25,7 @@ namespace {
   sample.recalled_bytes = 1000 * n;
   sample.written_bytes = 7 * n;
   sample.failed_transfers = 11 * n;
+  sample.thrash_steps = 13 * n;
   sample.begin = nanoseconds{1000};
   sample.end = nanoseconds{1000 + 2000 * n};
   sample.stalled = nanoseconds{500 * n};
@@ -47,6 +48,7 @@ TEST_CASE("counters sum every field and keep the peaks")
   CHECK(sums.recalled_bytes == 6000);
   CHECK(sums.written_bytes == 42);
   CHECK(sums.failed_transfers == 66);
+  CHECK(sums.thrash_steps == 78);
   CHECK(sums.peak_recalled_bytes == 3000);
   CHECK(sums.peak_rows == 3);
   CHECK(sums.time == nanoseconds{12000});
@@ -106,13 +108,27 @@ TEST_CASE("counters print whole numbers and means whatever the stream's flags ar
     "hit rate          75.00 %\n"
     "recalled bytes    4000, 4000 per step, at most 4000\n"
     "written bytes     28\n"
-    "failed transfers  44\n");
+    "failed transfers  44\n"
+    "thrash steps      52\n");
   constexpr std::uint64_t most = ~std::uint64_t{0};
-  counters const large{
-    most, most, most, most, most, most, most, most, most, most, most, ~0U, nanoseconds::max(), nanoseconds::max()};
+  counters const large{most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       most,
+                       ~0U,
+                       nanoseconds::max(),
+                       nanoseconds::max()};
   std::ostringstream full;
   full << large;
-  CHECK(full.str().ends_with("failed transfers  18446744073709551615\n"));
+  CHECK(full.str().ends_with("thrash steps      18446744073709551615\n"));
 }
 
 TEST_SUITE_END();

@@ -40,6 +40,9 @@ struct row_blocks {
   std::uint32_t known = 0;          ///< blocks [0, known): the device knows their host block
   std::uint32_t dirty = 0;          ///< blocks [0, dirty): the device knows that they are sealed
   std::uint32_t host_reserved = 0;  ///< host blocks still kept back for the row
+  std::uint32_t flying = 0;         ///< blocks whose write-back is under way
+  std::uint32_t write_tries = 0;    ///< times that write-backs failed since one last arrived
+  bool refused = false;             ///< a write-back failed; those behind it do not count, and no more are sent yet
 };
 
 template <class B, replacement Replacement>
@@ -90,13 +93,18 @@ class block_keeper {
         options.wait_limit},
       writes_{backend, write_batches, write_blocks(options, budget), geometry.layers * geometry.head_groups},
       appended_{backend},
+      warmed_{backend},
+      settled_{backend},
       rows_(options.max_rows),
       reserved_(pool_.per_layer() ? geometry.layers : 1, 0),
       window_begin_(std::uint64_t{options.max_rows} * geometry.layers, 0),
       kept_mark_(budget.max_blocks, 0),
       extent_patches_(digests_.extents_for(budget.max_blocks) + 1)
   {
-    if (status const cleared = books_.clear(backend, compute); cleared != status::ok) {
+    status cleared = books_.clear(backend, compute);
+    // Waited for here, so that a construction that fails later frees no memory which a launch still names.
+    if (status const waited = wait_compute(backend.now() + wait_limit_); cleared == status::ok) { cleared = waited; }
+    if (cleared != status::ok) {
       throw resource_error{std::string{"books could not be cleared: "} + name_of(cleared)};
     }
   }
@@ -165,16 +173,9 @@ class block_keeper {
       for (std::uint32_t i = 0; i < budget_.ring; ++i) { leases_.ring_slot(layer, lane, i) = none<slot_id>; }
     });
     for (std::uint32_t i = 0; i < budget_.ring; ++i) { leases_.ring(row, i) = ring_place{}; }
-    return backend_->launch(
-      compute_,
-      reset_row{
-        .row = row,
-        .residency = books_.residency(),
-        .selection = books_.selection(),
-        .table = books_.table(),
-        .info = books_.info(),
-        .host_blocks = books_.host_blocks(),
-        .head_groups = geometry_.head_groups});
+    status const cleared = clear_row(row);
+    if (cleared != status::ok) { close(row); }
+    return cleared;
   }
 
   /// Gives everything back that a row holds. No recall of the row flies; write-backs may: they hold what they name.
@@ -207,6 +208,8 @@ class block_keeper {
     }
     sequences_.close(row);
     state = row_blocks{};
+    // A row without a sequence lists nothing, for launches that are padded with it. Should this be refused, open does it.
+    static_cast<void>(clear_row(row));
   }
 
   /// Books that follow from copies which have completed since the last call. Never waits.
@@ -290,15 +293,27 @@ class block_keeper {
     }
     status const sent = writes_.send(appended_.get(), mover, pool_, store_);
     written_bytes_ += writes_.sent_bytes();
-    return sent;
+    // What was refused is found when the batch ends, and sent again.
+    return sent == status::device_lost ? sent : status::ok;
+  }
+
+  /// Whether copies of the row's blocks are under way to the host.
+  [[nodiscard]] bool writes_fly(row_id row) const noexcept { return rows_[to_index(row)].flying != 0; }
+
+  /// Whether the row's blocks could not be written in `max_write_tries` tries: it cannot go on.
+  [[nodiscard]] bool write_failed(row_id row) const noexcept
+  {
+    return rows_[to_index(row)].write_tries >= max_write_tries;
   }
 
   /// Sleeps until a row's sealed blocks are all on the host.
+  /// @status transfer_failed: some could not be written
   template <class Mover>
   status wait_written(row_id row, Mover& mover) noexcept
   {
     nanoseconds const deadline = backend_->now() + wait_limit_;
     while (rows_[to_index(row)].written < sequences_[row].sealed) {
+      if (write_failed(row)) { return status::transfer_failed; }
       if (status const sent = write_back(mover); sent != status::ok) { return sent; }
       if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
       poll();
@@ -314,6 +329,14 @@ class block_keeper {
       poll();
     }
     return status::ok;
+  }
+
+  /// Sleeps until what the compute stream has been given so far has run, or the deadline.
+  status wait_compute(nanoseconds deadline) noexcept
+  {
+    if (status const recorded = backend_->record(compute_, settled_.get()); recorded != status::ok) { return recorded; }
+    typename B::event_ref const event = settled_.get();
+    return backend_->wait_any({&event, 1}, deadline);
   }
 
   /// Whether `settle` with that many new tokens needs the row's sealed blocks on the host first.
@@ -342,7 +365,12 @@ class block_keeper {
 
   status flush() noexcept { return staging_.flush(compute_); }
   void set_step(std::uint32_t number) noexcept { staging_.patch(compute_, books_.step(), number); }
-  void mark_warm(row_id row) noexcept { rows_[to_index(row)].warm = true; }
+  /// The launches that choose what stays resident of the rows have been enqueued on the compute stream.
+  status mark_warm(row_list rows) noexcept
+  {
+    for (row_id const row : rows) { rows_[to_index(row)].warm = true; }
+    return backend_->record(compute_, warmed_.get());
+  }
 
   [[nodiscard]] row_blocks const& row(row_id id) const noexcept { return rows_[to_index(id)]; }
   [[nodiscard]] sequence_book& sequences() noexcept { return sequences_; }
@@ -398,6 +426,7 @@ class block_keeper {
   static constexpr std::uint32_t patches_per_place = 16384;
   static constexpr std::uint32_t lanes_per_place = 4;
   static constexpr std::uint32_t write_batches = 4;
+  static constexpr std::uint32_t max_write_tries = 2;
 
   [[nodiscard]] static std::uint32_t write_blocks(manager_options const& options, slot_budget const& budget)
   {
@@ -468,6 +497,20 @@ class block_keeper {
     return books_.residency().slots + pool_.ref().word(layer, slot);
   }
 
+  status clear_row(row_id row) noexcept
+  {
+    return backend_->launch(
+      compute_,
+      reset_row{
+        .row = row,
+        .residency = books_.residency(),
+        .selection = books_.selection(),
+        .table = books_.table(),
+        .info = books_.info(),
+        .host_blocks = books_.host_blocks(),
+        .head_groups = geometry_.head_groups});
+  }
+
   void free_slot(layer_id layer, slot_id& slot) noexcept
   {
     if (!is_none(slot)) { static_cast<void>(pool_.release(layer, slot)); }
@@ -501,7 +544,8 @@ class block_keeper {
   [[nodiscard]] std::uint32_t unsent(row_id row) const noexcept
   {
     row_blocks const& state = rows_[to_index(row)];
-    return state.offloads && sequences_[row].open() ? sequences_[row].sealed - state.sent : 0;
+    bool const may_send = state.offloads && sequences_[row].open() && !state.refused && !write_failed(row);
+    return may_send ? sequences_[row].sealed - state.sent : 0;
   }
 
   void send_block(row_id row) noexcept
@@ -535,6 +579,7 @@ class block_keeper {
           .bytes = layout_.block_bytes});
     });
     ++state.sent;
+    ++state.flying;
   }
 
   bool end_write_batch() noexcept
@@ -542,17 +587,27 @@ class block_keeper {
     return writes_.end_oldest(pool_, store_, [&](write_part const& part, bool arrived) {
       if (sequences_[part.row].id != part.sequence) { return; }
       row_blocks& state = rows_[to_index(part.row)];
-      if (!arrived) { ++failed_writes_; }
+      state.flying -= part.last - part.first;
+      if (!arrived) {
+        ++failed_writes_;
+        state.refused = true;
+      }
+      // The host has blocks [0, written) without a gap: what arrives behind one that did not is sent again with it.
+      bool const counts = arrived && !state.refused;
       for (std::uint32_t i = 0; i < budget_.ring; ++i) {
         ring_place& place = leases_.ring(part.row, i);
         bool const named = place.state == ring_state::writing && to_index(place.block) >= part.first &&
           to_index(place.block) < part.last;
-        if (named) { place.state = arrived ? ring_state::written : ring_state::sealed; }
+        if (named) { place.state = counts ? ring_state::written : ring_state::sealed; }
       }
-      if (arrived) {
-        state.written = std::max(state.written, part.last);
-      } else {
-        state.sent = std::min(state.sent, part.first);
+      if (counts) {
+        state.written = part.last;
+        state.write_tries = 0;
+      }
+      if (state.refused && state.flying == 0) {
+        state.sent = state.written;
+        state.refused = false;
+        ++state.write_tries;
       }
     });
   }
@@ -562,10 +617,14 @@ class block_keeper {
   void tell_written(row_id row) noexcept
   {
     row_blocks& state = rows_[to_index(row)];
-    for (; state.dirty < sequences_[row].sealed; ++state.dirty) { tell_state(row, state.dirty, slot_state::dirty); }
+    bool const dense = state.mode == row_mode::dense_resident;
+    for (; state.dirty < sequences_[row].sealed; ++state.dirty) {
+      // One launch writes no word twice: a block that is on the host by now was never known to be dirty.
+      if (!dense || state.dirty >= state.written) { tell_state(row, state.dirty, slot_state::dirty); }
+    }
     for (; state.known < state.written; ++state.known) {
       // A ring slot becomes clean by its exchange.
-      if (state.mode == row_mode::dense_resident) { tell_state(row, state.known, slot_state::clean); }
+      if (dense) { tell_state(row, state.known, slot_state::clean); }
       staging_.patch(
         compute_, books_.host_blocks() + to_index(row) * budget_.max_blocks + state.known,
         sequences_[row].host_blocks[state.known]);
@@ -592,22 +651,13 @@ class block_keeper {
     for (std::uint32_t i = 0; i < budget_.ring; ++i) {
       ring_place& place = leases_.ring(row, i);
       if (place.state != ring_state::exchanging || !staging_.passed(place.serial)) { continue; }
-      bool complete = true;
       for_lanes(row, [&](layer_id layer, lane_id lane) {
         if (kind_of(layer) != layer_kind::selected) { return; }
         slot_id const given = books_.spare()[spare_index(layer, lane, i)];
-        if (is_none(given)) {
-          complete = false;
-        } else if (given != leases_.ring_slot(layer, lane, i)) {
-          swap_lease(layer, lane, leases_.ring_slot(layer, lane, i), given);
-          leases_.ring_slot(layer, lane, i) = given;
-        }
+        swap_lease(layer, lane, leases_.ring_slot(layer, lane, i), given);
+        leases_.ring_slot(layer, lane, i) = given;
       });
-      if (complete) {
-        place = ring_place{};
-      } else {
-        place.state = ring_state::written;
-      }
+      place = ring_place{};
     }
   }
 
@@ -618,12 +668,8 @@ class block_keeper {
     if (leases_.find_ring(row, ring_state::exchanging) != budget_.ring) { return; }
     std::uint32_t const next = leases_.find_ring(row, ring_state::written);
     if (next == budget_.ring || rows_[to_index(row)].known <= to_index(leases_.ring(row, next).block)) { return; }
-    bool const again = leases_.ring(row, next).serial != 0;
     for_lanes(row, [&](layer_id layer, lane_id lane) {
       if (kind_of(layer) != layer_kind::selected) { return; }
-      slot_id& spare = books_.spare()[spare_index(layer, lane, next)];
-      if (again && !is_none(spare)) { return; }  // this lane's exchange went through at the last try
-      spare = none<slot_id>;
       staging_.exchange(
         compute_,
         {.layer = layer,
@@ -663,6 +709,7 @@ class block_keeper {
   status advance_ring(row_id row, Mover& mover, nanoseconds deadline) noexcept
   {
     ++spare_waits_;
+    if (write_failed(row)) { return status::transfer_failed; }
     if (status const sent = write_back(mover); sent != status::ok) { return sent; }
     if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
     std::uint32_t const exchanging = leases_.find_ring(row, ring_state::exchanging);
@@ -745,9 +792,14 @@ class block_keeper {
     if (sparse) { leases_.ring(row, ring) = {.state = ring_state::open, .block = static_cast<block_id>(block)}; }
     bool lacking = false;
     for_lanes(row, [&](layer_id layer, lane_id lane) {
-      if (!place_block(row, layer, lane, block)) { lacking = true; }
+      if (!lacking && !place_block(row, layer, lane, block)) { lacking = true; }
     });
-    return lacking ? status::capacity_exceeded : status::ok;
+    if (!lacking) { return status::ok; }
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (!in_lease(state, layer)) { free_placed(layer, lane, block); }
+    });
+    if (sparse) { leases_.ring(row, ring) = ring_place{}; }
+    return status::capacity_exceeded;
   }
 
   /// Tables of lanes that keep every block resident list all of them; they change when a block opens, and need no launch
@@ -863,6 +915,12 @@ class block_keeper {
     // Words that are still staged speak of the slots as they were.
     if (status const flushed = staging_.flush(compute_); flushed != status::ok) { return flushed; }
     row_blocks& state = rows_[to_index(row)];
+    if (state.warm) {
+      typename B::event_ref const chosen = warmed_.get();
+      if (status const known = backend_->wait_any({&chosen, 1}, backend_->now() + wait_limit_); known != status::ok) {
+        return known;
+      }
+    }
     std::uint32_t const sealed = sequences_[row].sealed;
     for (std::uint32_t i = 0; i < budget_.ring; ++i) {
       bool const holds = sealed + i < state.opened;
@@ -952,6 +1010,8 @@ class block_keeper {
   change_staging<B, Replacement> staging_;
   write_back_queue<B> writes_;
   detail::owned_event<B> appended_;
+  detail::owned_event<B> warmed_;  // behind the last choice of blocks that stay
+  detail::owned_event<B> settled_;
   std::vector<row_blocks> rows_;
   std::vector<std::uint64_t> reserved_;  // [layers] of pools lent per layer, else [1]: slots kept back for open rows
   std::vector<std::uint32_t>

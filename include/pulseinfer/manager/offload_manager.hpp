@@ -139,7 +139,6 @@ class offload_manager {
         backend, compute, keeper_, options.saved_sequences == 0 ? options.max_rows : options.saved_sequences,
         options.wait_limit},
       copies_{backend, stream_priority::high},
-      drained_{backend},
       recalls_{
         backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows, max_entries(),
         TransferEngine::plans_on},
@@ -200,7 +199,8 @@ class offload_manager {
       number(free.digest_extents_total) + " free)";
   }
 
-  /// Ends a row's sequence. Where its recall still flies, the row is given back once that is complete.
+  /// Ends a row's sequence. Where copies of its blocks still fly, the row is given back once they are complete: at the next
+  /// open, begin_step, poll or drain after that.
   /// @status out_of_range, invalid_state: no open sequence there
   status close(row_id row) noexcept
   {
@@ -296,23 +296,33 @@ class offload_manager {
   // -- a step
 
   /// Begins a step for these rows: lengths, leases and write-backs, all that the host knows. Late rows of the step before
-  /// stay in it and are not named again. On any status but ok nothing has begun; on invalid ones nothing has changed.
+  /// stay in it and are not named again. On any status but ok nothing has begun, and where one row was the reason its
+  /// row_status says so; on invalid ones nothing has changed. Without rows nothing is enqueued.
   /// @status out_of_range, invalid_state (not open, late, or named twice), invalid_argument (0 tokens, or more than the
-  ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); stalled, drain_timeout where
-  ///         the device does not get on
+  ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); transfer_failed (blocks of a
+  ///         row could not be written to the host); stalled, drain_timeout where the device does not get on
   status begin_step(std::span<step_row const> rows) noexcept
   {
     retire();
     if (status const sound = check_step(rows); sound != status::ok) { return sound; }
     close_sample();
     settle_lateness();
-    keeper_.poll();
-    arena_.next_step();
-    keeper_.set_step(++step_);
-    for (step_row const& r : rows) {
-      if (status const ready = prepare_row(r); ready != status::ok) { return ready; }
+    begun_ = {};
+    if (!rows.empty()) {
+      arena_.next_step();
+      keeper_.set_step(++step_);
     }
-    if (status const flushed = keeper_.flush(); flushed != status::ok) { return flushed; }
+    status ready = status::ok;
+    std::size_t prepared = 0;
+    for (; prepared < rows.size() && ready == status::ok; ++prepared) { ready = prepare_row(rows[prepared]); }
+    if (ready != status::ok) { rows_[to_index(rows[prepared - 1].row)].code = ready; }
+    // Also after a failure: a launch writes no word twice, so what was staged must not wait for the next try.
+    status const flushed = keeper_.flush();
+    if (ready == status::ok) { ready = flushed; }
+    if (ready != status::ok) {
+      for (std::size_t i = 0; i < prepared; ++i) { keeper_.sequences().drop(rows[i].row); }
+      return ready;
+    }
     row_id* const list = arena_.take(rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
       row_runtime& state = rows_[to_index(rows[i].row)];
@@ -320,6 +330,7 @@ class offload_manager {
       state.code = status::ok;
       state.layer = none<layer_id>;
       state.new_tokens = rows[i].tokens;
+      state.token_offset = rows[i].token_offset;
       step_rows_.push_back(rows[i].row);
       list[i] = rows[i].row;
     }
@@ -347,8 +358,9 @@ class offload_manager {
   /// The visits of this step.
   [[nodiscard]] step_loop<offload_manager> step() noexcept { return step_loop<offload_manager>{*this}; }
 
-  /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Late rows are passed over. A failed
-  /// row's tokens are all dropped: it stands where it did before the step, and may be tried again.
+  /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Late rows are passed over; a row
+  /// whose last visit is in hand counts as sampled. A failed row's tokens are all dropped: it stands where it did before the
+  /// step, and may be tried again.
   /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
   status commit(std::span<commit_row const> rows) noexcept
   {
@@ -359,6 +371,7 @@ class offload_manager {
     for (commit_row const& r : rows) {
       bool const failed = rows_[to_index(r.row)].progress == row_progress::failed;
       if (!finished(r.row) && !failed) { continue; }
+      leave_recall(r.row);
       if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
       rows_[to_index(r.row)].progress = row_progress::outside;
       std::erase(step_rows_, r.row);
@@ -368,12 +381,13 @@ class offload_manager {
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
   /// Moves nothing. Rows that never offload, and layers without selection, are passed over.
+  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step
   template <host_tensor Queries>
   status warm_up(layer_id layer, row_list rows, Queries const& queries) noexcept
   {
     tensor_view const view = tensor_traits<Queries>::view(queries);
     if (!has_layer(layer)) { return status::out_of_range; }
-    if (!fits_queries(view)) { return status::invalid_argument; }
+    if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
     if (geometry_.group_of(layer).kind != layer_kind::selected) { return status::ok; }
     row_list const asking = sublist(
       rows, [&](row_id row) { return keeper_.row(row).offloads && keeper_.row(row).mode == row_mode::dense_resident; });
@@ -402,10 +416,7 @@ class offload_manager {
           .layer = layer,
           .head_groups = geometry_.head_groups});
     }
-    if (result == status::ok) {
-      for (row_id const row : asking) { keeper_.mark_warm(row); }
-    }
-    return result;
+    return result == status::ok ? keeper_.mark_warm(asking) : result;
   }
 
   // -- tickets: for engines with a loop of their own
@@ -433,14 +444,16 @@ class offload_manager {
   }
 
   /// Selects for these rows at `layer`, resolves, and starts the copies of what is missing.
-  /// @param queries [tokens, query_heads, head_dim]   @return the ticket, or why there is none
+  /// @param queries [tokens, query_heads, head_dim]
+  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step;
+  ///         busy: every place of the ring is in use
   /// @stream the selection is enqueued on `stream`, copies on the manager's own
   template <host_tensor Queries>
   status begin_recall(layer_id layer, row_list rows, Queries const& queries, stream_ref stream, ticket& given) noexcept
   {
     tensor_view const view = tensor_traits<Queries>::view(queries);
     if (!has_layer(layer)) { return status::out_of_range; }
-    if (!fits_queries(view)) { return status::invalid_argument; }
+    if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
     return start_recall(layer, rows, view, stream, given);
   }
 
@@ -516,12 +529,11 @@ class offload_manager {
   /// Books that follow from completed copies: call it when no step runs for a while.
   void poll() noexcept
   {
-    keeper_.poll();
     retire();
   }
 
-  /// Sleeps until no copy flies that names the manager's memory and the compute stream has run out.
-  /// @status drain_timeout: some still fly at the deadline
+  /// Sleeps until no copy and no launch is under way that names the manager's memory.
+  /// @status drain_timeout: some still are at the deadline
   status drain(nanoseconds deadline) noexcept
   {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
@@ -531,11 +543,10 @@ class offload_manager {
         if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
       }
     }
-    if (status const written = keeper_.drain(deadline); written != status::ok) { return written; }
-    // Appends, selections and changes of the books name the manager's memory too.
-    if (status const recorded = backend_->record(compute_, drained_.get()); recorded != status::ok) { return recorded; }
-    typename B::event_ref const event = drained_.get();
-    return backend_->wait_any({&event, 1}, deadline);
+    status const drained = keeper_.drain(deadline);
+    retire();
+    status const settled = keeper_.wait_compute(deadline);
+    return drained != status::ok ? drained : settled;
   }
 
   /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
@@ -623,18 +634,46 @@ class offload_manager {
   {
     return !is_none(layer) && to_index(layer) < geometry_.layers;
   }
-  [[nodiscard]] bool finished(row_id row) const noexcept { return rows_[to_index(row)].progress == row_progress::done; }
+  /// Whether a row has been sampled; also where the loop was left with its last visit in hand.
+  [[nodiscard]] bool finished(row_id row) const noexcept
+  {
+    row_runtime const& state = rows_[to_index(row)];
+    bool const in_last = state.progress == row_progress::handed && to_index(state.layer) + 1 == geometry_.layers;
+    return state.progress == row_progress::done || in_last;
+  }
   [[nodiscard]] bool fits_queries(tensor_view const& q) const noexcept
   {
     return !q.empty() && q.heads == geometry_.query_heads && q.dim == geometry_.head_dim && q.type != dtype::bytes;
   }
+  /// Whether a tensor has a place for each token of the row's step.
+  [[nodiscard]] bool holds_tokens(tensor_view const& tensor, row_id row) const noexcept
+  {
+    row_runtime const& state = rows_[to_index(row)];
+    return std::uint64_t{state.token_offset} + state.new_tokens <= tensor.tokens;
+  }
+  /// Checks rows that stand in a step, and their queries.
+  [[nodiscard]] status check_rows(row_list rows, tensor_view const& queries) const noexcept
+  {
+    for (row_id const row : rows) {
+      if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+    }
+    if (!fits_queries(queries)) { return status::invalid_argument; }
+    for (row_id const row : rows) {
+      sequence_state const& sequence = keeper_.sequences()[row];
+      bool const steps = sequence.open() && sequence.pending != 0 && !rows_[to_index(row)].closing;
+      if (!steps) { return status::invalid_state; }
+      if (!holds_tokens(queries, row)) { return status::invalid_argument; }
+    }
+    return status::ok;
+  }
   [[nodiscard]] bool fits_keys(tensor_view const& k, tensor_view const& v) const noexcept
   {
     if (k.empty() && v.empty()) { return true; }
-    bool const keys = !k.empty() && k.heads == geometry_.kv_heads && k.dim == geometry_.head_dim;
+    bool const keys =
+      !k.empty() && k.heads == geometry_.kv_heads && k.dim == geometry_.head_dim && k.type != dtype::bytes;
     bool const values = geometry_.value_is_key_prefix
       ? v.empty()
-      : !v.empty() && v.heads == geometry_.kv_heads && v.dim == geometry_.value_elements();
+      : !v.empty() && v.heads == geometry_.kv_heads && v.dim == geometry_.value_elements() && v.type != dtype::bytes;
     return keys && values;
   }
 
@@ -767,9 +806,12 @@ class offload_manager {
       row_mailbox const& words = box(static_cast<row_id>(r));
       row_totals const total{
         .misses = device::load_relaxed(&words.total_misses), .hits = device::load_relaxed(&words.total_hits)};
-      misses += total.misses - retained_totals_[r].misses;
-      hits += total.hits - retained_totals_[r].hits;
+      std::uint64_t const row_misses = total.misses - retained_totals_[r].misses;
+      std::uint64_t const row_hits = total.hits - retained_totals_[r].hits;
       retained_totals_[r] = total;
+      misses += row_misses;
+      hits += row_hits;
+      sample_.thrash_steps += row_misses > row_hits ? 1U : 0U;
     }
     sample_.step = step_;
     sample_.recalled_blocks = misses;
@@ -787,13 +829,15 @@ class offload_manager {
     sample_ = step_sample{.begin = now};
   }
 
-  /// Gives rows back whose close waited for copies.
+  /// Gives rows back whose close waited for copies: what they name, slots and host blocks, is not another's before.
   void retire() noexcept
   {
+    keeper_.poll();
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
-      if (!rows_[r].closing || recall_flies(static_cast<row_id>(r))) { continue; }
+      auto const row = static_cast<row_id>(r);
+      if (!rows_[r].closing || keeper_.writes_fly(row) || recall_flies(row)) { continue; }
       rows_[r].closing = false;
-      keeper_.close(static_cast<row_id>(r));
+      keeper_.close(row);
     }
   }
 
@@ -827,6 +871,8 @@ class offload_manager {
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
       if (!due_at(row, layer)) { return status::invalid_state; }
+      bool const held = (keys.empty() || holds_tokens(keys, row)) && (values.empty() || holds_tokens(values, row));
+      if (!held) { return status::invalid_argument; }
     }
     kept = sublist(rows, [](row_id) { return true; });
     if (kept.count == 0) { return status::ok; }
@@ -853,7 +899,7 @@ class offload_manager {
   status enter_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
   {
     if (!has_layer(layer)) { return status::out_of_range; }
-    if (!fits_queries(queries)) { return status::invalid_argument; }
+    if (status const sound = check_rows(rows, queries); sound != status::ok) { return sound; }
     row_list kept;
     if (status const appended = append_layer(layer, rows, keys, values, kept); appended != status::ok) {
       return appended;
@@ -863,7 +909,6 @@ class offload_manager {
     if (status const started = start_recall(layer, kept, queries, compute_, given); started != status::ok) {
       return started;
     }
-    bool all_resident = true;
     for (row_id const row : kept) {
       leave_recall(row);
       row_runtime& state = rows_[to_index(row)];
@@ -878,13 +923,9 @@ class offload_manager {
       if (!state.resident) {
         state.recall = given.index;
         ++recalls_[given.index].users;
-        all_resident = false;
       }
     }
-    if constexpr (hits_first) {
-      due_whole_ = all_resident && (due_.empty() || due_whole_);
-      due_.insert(due_.end(), kept.begin(), kept.end());
-    }
+    if constexpr (hits_first) { due_.insert(due_.end(), kept.begin(), kept.end()); }
     return status::ok;
   }
 
@@ -1166,12 +1207,13 @@ class offload_manager {
     }
     std::erase_if(due_, [&](row_id row) { return rows_[to_index(row)].layer == layer; });
     row_list const rows{.ids = list, .count = count};
+    bool const whole = std::ranges::all_of(rows, [&](row_id row) { return rows_[to_index(row)].resident; });
     for (row_id const row : rows) {
       row_runtime& state = rows_[to_index(row)];
       state.attended_hits = true;
-      if (due_whole_) { state.progress = row_progress::handed; }
+      if (whole) { state.progress = row_progress::handed; }
     }
-    hand(v, layer, rows, due_whole_ ? part::whole : part::hits);
+    hand(v, layer, rows, whole ? part::whole : part::hits);
     return true;
   }
 
@@ -1354,7 +1396,6 @@ class offload_manager {
   bound_transfer_t<TransferEngine, B> transfer_;
   sequence_mover<B, Replacement> mover_;
   detail::owned_stream<B> copies_;
-  detail::owned_event<B> drained_;
   recall_ring<B> recalls_;
   list_arena<B> arena_;
   slab<B> mailbox_;  // [max_rows] row_mailbox
@@ -1374,7 +1415,6 @@ class offload_manager {
   step_sample last_sample_ = {};
   std::uint64_t written_before_ = 0;
   std::uint32_t step_ = 0;
-  bool due_whole_ = false;
 };
 
 }  // namespace pulseinfer

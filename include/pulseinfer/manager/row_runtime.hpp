@@ -31,6 +31,7 @@ struct row_runtime {
   std::uint32_t recall = 0;       ///< place of its recall in the ring; valid while `standing` and not resident
   std::uint32_t number = 0;       ///< number of its last recall
   std::uint32_t new_tokens = 0;
+  std::uint32_t token_offset = 0;  ///< the row's first token in the engine's tensors
   std::uint32_t misses = 0;
   std::uint64_t bytes = 0;
   nanoseconds entered{0};

@@ -23,6 +23,7 @@ struct counters {
   std::uint64_t recalled_bytes = 0;
   std::uint64_t written_bytes = 0;
   std::uint64_t failed_transfers = 0;
+  std::uint64_t thrash_steps = 0;         ///< see step_sample: over rows and steps
   std::uint64_t peak_recalled_bytes = 0;  ///< of one step
   std::uint32_t peak_rows = 0;
   nanoseconds time{0};  ///< over steps, from begin to end
@@ -40,6 +41,7 @@ struct counters {
     recalled_bytes += sample.recalled_bytes;
     written_bytes += sample.written_bytes;
     failed_transfers += sample.failed_transfers;
+    thrash_steps += sample.thrash_steps;
     peak_recalled_bytes = std::max(peak_recalled_bytes, sample.recalled_bytes);
     peak_rows = std::max(peak_rows, sample.rows);
     time += sample.end - sample.begin;
@@ -59,6 +61,7 @@ struct counters {
     recalled_bytes += other.recalled_bytes;
     written_bytes += other.written_bytes;
     failed_transfers += other.failed_transfers;
+    thrash_steps += other.thrash_steps;
     peak_recalled_bytes = std::max(peak_recalled_bytes, other.peak_recalled_bytes);
     peak_rows = std::max(peak_rows, other.peak_rows);
     time += other.time;
@@ -100,7 +103,7 @@ struct counters {
   }
 };
 
-/// Nine lines of text. The stream's flags change nothing.
+/// Ten lines of text. The stream's flags change nothing.
 inline std::ostream& operator<<(std::ostream& out, counters const& c)
 {
   char text[768];
@@ -115,11 +118,12 @@ inline std::ostream& operator<<(std::ostream& out, counters const& c)
     "hit rate          %.2f %%\n"
     "recalled bytes    %llu, %.0f per step, at most %llu\n"
     "written bytes     %llu\n"
-    "failed transfers  %llu\n",
+    "failed transfers  %llu\n"
+    "thrash steps      %llu\n",
     count(c.steps), c.step_seconds() * 1e3, c.stalled_share() * 100.0, c.rows_per_step(), c.peak_rows,
     count(c.late_rows), c.visits_per_step(), count(c.waits), count(c.selected_blocks), count(c.recalled_blocks),
     c.recalled_blocks_per_step(), c.hit_rate() * 100.0, count(c.recalled_bytes), c.recalled_bytes_per_step(),
-    count(c.peak_recalled_bytes), count(c.written_bytes), count(c.failed_transfers));
+    count(c.peak_recalled_bytes), count(c.written_bytes), count(c.failed_transfers), count(c.thrash_steps));
   return out << text;
 }
 

@@ -27,7 +27,8 @@ static_assert(std::is_trivially_copyable_v<slot_exchange> && sizeof(slot_exchang
 
 /// One item per exchange, at most one per (layer, lane) in a launch. The written slot becomes a clean member of the lease;
 /// the lease's worst clean or empty slot leaves it, empty, and its id is posted to residency.spare for the host, which
-/// lets a later block of the lane open in it. Posts none where every slot is in use; the lease is then unchanged.
+/// lets a later block of the lane open in it. Where the lease has no such slot, the written one itself leaves: its block has
+/// a copy on the host.
 template <replacement Replacement>
 struct exchange_slots {
   static constexpr char const* name = "exchange_slots";
@@ -69,19 +70,17 @@ struct exchange_slots {
         worst = i;
       }
     }
-    if (worst == leased) {
-      residency.spare[exchange.spare_place] = none<slot_id>;
-      return;
-    }
-    slot_id const leaving = lease[worst];
+    slot_id const leaving = worst == leased ? exchange.written : lease[worst];
     slot_word& word = residency.slots[pool.word(exchange.layer, leaving)];
     if (!is_none(word.block)) {
       residency.slots_of_lane(exchange.layer, exchange.lane)[to_index(word.block)] = none<slot_id>;
     }
     word.block = none<block_id>;
     word.state = slot_state::empty;
-    lease[worst] = exchange.written;
-    residency.slots[pool.word(exchange.layer, exchange.written)].state = slot_state::clean;
+    if (worst != leased) {
+      lease[worst] = exchange.written;
+      residency.slots[pool.word(exchange.layer, exchange.written)].state = slot_state::clean;
+    }
     residency.spare[exchange.spare_place] = leaving;
   }
 };

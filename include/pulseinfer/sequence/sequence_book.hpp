@@ -97,6 +97,13 @@ class sequence_book {
     return status::ok;
   }
 
+  /// Drops the row's trial where there is one.
+  void drop(row_id row) noexcept
+  {
+    PULSEINFER_EXPECTS(in_range(row), "drop needs a row");
+    rows_[to_index(row)].pending = 0;
+  }
+
   /// Ends a row's sequence. The caller has taken the host blocks back.
   void close(row_id row) noexcept
   {

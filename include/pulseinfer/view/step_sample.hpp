@@ -21,6 +21,9 @@ struct step_sample {
   std::uint64_t recalled_bytes = 0;
   std::uint64_t written_bytes = 0;  ///< write-back
   std::uint64_t failed_transfers = 0;
+  std::uint32_t thrash_steps =
+    0;  ///< rows that recalled more blocks in this step than they found resident: their slots
+        ///< are too few for how their selections move
   nanoseconds begin{0};
   nanoseconds end{0};
   nanoseconds stalled{0};  ///< time slept with nothing ready
@@ -55,7 +58,7 @@ struct capacity {
 
 static_assert(std::is_trivially_copyable_v<capacity>);
 
-enum class [[nodiscard]] admission : std::uint8_t{admitted, queued, rejected};
+enum class [[nodiscard]] admission : std::uint8_t { admitted, queued, rejected };
 
 [[nodiscard]] constexpr char const* name_of(admission value)
 {
