@@ -457,15 +457,16 @@ class offload_manager {
     return start_recall(layer, rows, view, stream, given);
   }
 
-  /// Which of the ticket's rows have all their blocks.
+  /// Which of the ticket's rows have all their blocks; none of them where the ticket is stale.
   [[nodiscard]] row_mask landed(ticket t) noexcept
   {
     std::ranges::fill(mask_words_, 0);
     recall<B>* const r = recalls_.find(t);
     if (r != nullptr) {
       issue_planned(*r);
+      for (std::uint32_t i = 0; i < r->passed; ++i) { mask_words_[i / 64] |= std::uint64_t{1} << (i % 64); }
       for (std::uint32_t i = 0; i < r->row_count; ++i) {
-        if (row_landed(*r, i)) { mask_words_[i / 64] |= std::uint64_t{1} << (i % 64); }
+        if (!row_landed(*r, i)) { mask_words_[r->places[i] / 64] &= ~(std::uint64_t{1} << (r->places[i] % 64)); }
       }
     }
     return {.words = mask_words_};
@@ -479,6 +480,7 @@ class offload_manager {
     if (r->aborted) { return status::aborted; }
     if (r->code != status::ok) { return r->code; }
     issue_planned(*r);
+    if (copies_failed(*r)) { static_cast<void>(fail_recall(*r)); }
     bool travels = false;
     for (std::uint32_t i = 0; i < r->row_count; ++i) {
       if (row_failed(*r, i)) { return status::transfer_failed; }
@@ -539,6 +541,7 @@ class offload_manager {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B>& r = recalls_[i];
       while (r.active && !recalls_.copies_done(r)) {
+        issue_planned(r);
         typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
         if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
       }
@@ -846,6 +849,7 @@ class offload_manager {
   {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B>& r = recalls_[i];
+      issue_planned(r);
       if (!r.active || recalls_.copies_done(r)) { continue; }
       for (std::uint32_t place = 0; place < r.row_count; ++place) {
         if (r.rows[place] == row) { return true; }
@@ -985,11 +989,10 @@ class offload_manager {
     row_list const choosing =
       sublist(rows, [&](row_id row) { return group.kind == layer_kind::windowed || travels(row, layer); });
     if (choosing.count != 0 && choosing.ids == nullptr) { return status::busy; }
-    if (status const got = recalls_.acquire(given, backend_->now() + options_.wait_limit); got != status::ok) {
-      return got;
-    }
+    if (status const got = take_recall(given); got != status::ok) { return got; }
     recall<B>& r = recalls_[given.index];
     r.layer = layer;
+    r.passed = rows.count;
     if (choosing.count == 0) { return status::ok; }
     if (group.kind == layer_kind::windowed) {
       status const listed = backend_->launch(
@@ -1006,6 +1009,9 @@ class offload_manager {
     }
     r.row_count = choosing.count;
     for (std::uint32_t i = 0; i < choosing.count; ++i) { number_row(r, i, choosing[i]); }
+    for (std::uint32_t i = 0, place = 0; i < choosing.count; ++place) {
+      if (rows[place] == choosing[i]) { r.places[i++] = place; }
+    }
     status const selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
     r.code = selected == status::ok ? bring(r, stream, hits_first) : selected;
     return r.code;
@@ -1115,6 +1121,11 @@ class offload_manager {
         .plan = plan_of(r), .landed = landed_of(r), .first_row = 0, .row_count = r.row_count, .how = landing::failed});
   }
 
+  status take_recall(ticket& given) noexcept
+  {
+    return recalls_.acquire(given, backend_->now() + options_.wait_limit, [this](recall<B>& r) { issue_planned(r); });
+  }
+
   /// For engines that plan on the host: enqueues the copies once the plan is there.
   void issue_planned(recall<B>& r) noexcept
   {
@@ -1141,7 +1152,9 @@ class offload_manager {
   [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
   {
     row_mailbox const& words = box(r.rows[place]);
-    if (device::load_acquire(&words.landed) == r.sequence[place]) { return true; }
+    // Recalls of a row end in their order: one that has landed says so of those before it.
+    std::uint32_t const landed = device::load_acquire(&words.landed);
+    if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
   }
   [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) const noexcept
@@ -1284,6 +1297,10 @@ class offload_manager {
           static_cast<void>(fail_recall(r));
         }
         bool const posted = device::load_acquire(&words.posted) == state.number;
+        if (posted && words.stalled != 0) {
+          fail(row, status::stalled);
+          continue;
+        }
         if (posted) {
           state.misses = words.misses + words.flying;
           state.bytes = words.bytes;
@@ -1339,7 +1356,7 @@ class offload_manager {
   {
     row_runtime& state = rows_[to_index(row)];
     ticket again;
-    if (recalls_.acquire(again, backend_->now() + options_.wait_limit) != status::ok) { return false; }
+    if (take_recall(again) != status::ok) { return false; }
     recall<B>& r = recalls_[again.index];
     r.layer = state.layer;
     r.row_count = 1;

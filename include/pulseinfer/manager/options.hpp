@@ -15,7 +15,7 @@ struct manager_options {
   std::uint32_t max_tokens = 0;            ///< tokens of the longest sequence, prompt and output
   std::uint32_t max_step_tokens = 1;       ///< most tokens that a decoding row appends in a step (1 + drafts)
   std::uint32_t max_prefill_tokens = 256;  ///< most prompt tokens that a row appends in a step
-  std::uint32_t max_total_tokens = 0;      ///< most tokens of all rows in a step; 0: every row decodes and one prefills
+  std::uint32_t max_total_tokens = 0;      ///< most tokens of all rows in a step; 0: as many as the rows append
   std::uint32_t quota_tokens = 0;          ///< hot slots of a lane in a selected layer, in tokens; 0: three budgets
   std::uint32_t write_back_depth = 2;      ///< sealed blocks of a row whose write-back may be under way
   std::uint32_t warm_up_queries = 16;      ///< last prompt queries that choose the blocks which stay resident

@@ -30,6 +30,8 @@ struct recall {
   status code = status::ok;
   layer_id layer = none<layer_id>;
   std::uint32_t row_count = 0;
+  std::uint32_t passed = 0;            ///< rows that the recall was asked for, those in no plan included
+  std::uint32_t* places = nullptr;     // [max_rows], pinned: place of each planned row among them
   row_id* rows = nullptr;              // [max_rows], pinned
   std::uint32_t* sequence = nullptr;   // [max_rows], pinned
   std::uint32_t* row_begin = nullptr;  // [max_rows + 1], where the engine reads plans
@@ -47,7 +49,7 @@ class recall_ring {
   /// @throws configuration_error, resource_error
   recall_ring(B& backend, std::uint32_t places, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where)
     : backend_{&backend},
-      lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 2 * sizeof(std::uint32_t)},
+      lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 3 * sizeof(std::uint32_t)},
       plans_{
         backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
         places * plan_bytes(max_rows, max_entries)},
@@ -60,8 +62,9 @@ class recall_ring {
     recalls_.resize(places);
     for (std::uint32_t i = 0; i < places; ++i) {
       recall<B>& r = recalls_[i];
-      r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 2;
-      r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 2 + max_rows;
+      r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 3;
+      r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 3 + max_rows;
+      r.places = r.sequence + max_rows;
       std::byte* const plan = plans_.data() + i * plan_bytes(max_rows, max_entries);
       r.entries = reinterpret_cast<recall_entry*>(plan);
       r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
@@ -83,21 +86,27 @@ class recall_ring {
   }
 
   /// A place for a new recall; waits for the oldest copies where all places fly.
+  /// @param issue called with recalls that have been planned and not issued: issues those whose plan is there
   /// @status busy: every place has a row standing at it; drain_timeout; device_lost
-  status acquire(ticket& given, nanoseconds deadline) noexcept
+  template <class Issue>
+  status acquire(ticket& given, nanoseconds deadline, Issue issue) noexcept
   {
     std::uint32_t const size = static_cast<std::uint32_t>(recalls_.size());
-    for (int pass = 0; pass < 2; ++pass) {
+    // One place may be waited for twice: for its plan, then for its copies.
+    constexpr int passes = 3;
+    for (int pass = 0; pass < passes; ++pass) {
       std::uint32_t oldest = size;
       for (std::uint32_t i = 0; i < size; ++i) {
         std::uint32_t const place = (next_ + i) % size;
         recall<B>& r = recalls_[place];
         if (r.users != 0) { continue; }
+        if (r.active && r.planned && !r.issued) { issue(r); }
         if (!r.active || copies_done(r)) {
           r.active = true;
           r.planned = r.issued = r.failing = r.aborted = false;
           r.code = status::ok;
           r.row_count = 0;
+          r.passed = 0;
           ++r.generation;
           next_ = (place + 1) % size;
           given = {.index = place, .generation = r.generation};
@@ -105,7 +114,7 @@ class recall_ring {
         }
         if (oldest == size) { oldest = place; }
       }
-      if (oldest == size || pass == 1) { return status::busy; }
+      if (oldest == size || pass + 1 == passes) { return status::busy; }
       recall<B> const& r = recalls_[oldest];
       typename B::event_ref const& event = r.issued ? r.landed_event : r.planned_event;
       if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
@@ -125,12 +134,12 @@ class recall_ring {
   [[nodiscard]] recall<B>& operator[](std::uint32_t index) noexcept { return recalls_[index]; }
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(recalls_.size()); }
 
-  /// Whether nothing of the recall is left on a stream.
+  /// Whether nothing of the recall is left on a stream, or still to be enqueued.
   [[nodiscard]] bool copies_done(recall<B> const& r) noexcept
   {
     if (!r.active) { return true; }
     if (r.issued) { return backend_->done(r.landed_event) != event_state::pending; }
-    return !r.planned || backend_->done(r.planned_event) != event_state::pending;
+    return !r.planned;
   }
 
  private:
