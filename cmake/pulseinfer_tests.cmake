@@ -34,9 +34,28 @@ function(pulseinfer_add_test_program name)
   endforeach()
 endfunction()
 
+# pulseinfer_link_test_support(<program> <folder>)
+#   Links what tests/support/<folder>/*.cpp hold, compiled once for all programs of the folder.
+function(pulseinfer_link_test_support name folder)
+  string(REPLACE "/" "_" support "test_support_${folder}")
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/support/${folder}/*.cpp")
+  if(NOT sources)
+    return()
+  endif()
+  if(NOT TARGET ${support})
+    add_library(${support} OBJECT ${sources})
+    target_include_directories(${support} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+    target_link_libraries(${support} PRIVATE pulseinfer_test_main)
+    pulseinfer_setup_program(${support})
+  endif()
+  string(REPLACE "/" "_" target "test_${name}")
+  target_link_libraries(${target} PRIVATE ${support})
+endfunction()
+
 # pulseinfer_add_folder_tests(<root>)
 #   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
-#   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU.
+#   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU. The first two link
+#   <root>/support/<folder>/*.cpp too.
 #   The tests of <root>/examples/ are built with the examples only, and link the library of examples/engine.
 function(pulseinfer_add_folder_tests root)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
@@ -52,6 +71,7 @@ function(pulseinfer_add_folder_tests root)
   foreach(folder IN LISTS unit)
     string(REGEX REPLACE "^\\.$" "general" name "${folder}")
     pulseinfer_add_test_program(${name} LABELS unit SOURCES ${unit_${folder}})
+    pulseinfer_link_test_support(${name} "${folder}")
   endforeach()
 
   add_custom_target(concurrent_tests)
@@ -59,6 +79,7 @@ function(pulseinfer_add_folder_tests root)
   foreach(folder IN LISTS concurrent)
     string(REGEX REPLACE "^\\.$" "general" name "${folder}")
     pulseinfer_add_test_program(${name}_concurrent LABELS concurrent SOURCES ${concurrent_${folder}})
+    pulseinfer_link_test_support(${name}_concurrent "${folder}")
   endforeach()
 
   if(PULSEINFER_HAS_NVCC)

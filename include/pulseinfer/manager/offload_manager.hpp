@@ -529,10 +529,7 @@ class offload_manager {
   // -- looking in
 
   /// Books that follow from completed copies: call it when no step runs for a while.
-  void poll() noexcept
-  {
-    retire();
-  }
+  void poll() noexcept { retire(); }
 
   /// Sleeps until no copy and no launch is under way that names the manager's memory.
   /// @status drain_timeout: some still are at the deadline
