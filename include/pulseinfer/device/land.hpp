@@ -5,6 +5,7 @@
 #include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/device/checksum.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 
 #include <cstdint>
@@ -37,6 +38,19 @@ PULSEINFER_HOST_DEVICE inline void give_up(
     table.landed + to_index(entry.lane) * table.max_selected, table.landed_count[to_index(entry.lane)], entry.target);
 }
 
+/// Whether a block in its slot has the checksums that were taken of it before it went to the host.
+[[nodiscard]] PULSEINFER_HOST_DEVICE inline bool is_whole(
+  recall_plan_ref const& plan, checksum_ref const& checksums, recall_entry const& entry)
+{
+  auto const group = static_cast<std::uint32_t>(to_index(entry.lane) % plan.head_groups);
+  std::uint32_t const* const sums = checksums.of(plan.layer, group, entry.source);
+  std::byte const* const block = plan.pool.address(plan.layer, entry.target);
+  for (std::uint32_t p = 0; p < checksums.layout.plane_count; ++p) {
+    if (checksum_plane(block, checksums.layout, p) != sums[p]) { return false; }
+  }
+  return true;
+}
+
 }  // namespace land_detail
 
 /// Ends the recall of the plan's row `place`: blocks that arrived are clean, those that the plan marks as failed are misses
@@ -49,6 +63,9 @@ PULSEINFER_HOST_DEVICE void land_row(
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];
   for (std::uint32_t i = begin + group.thread_rank(); i < end; i += group.size()) {
+    if (landed.checksums.enabled() && !land_detail::is_whole(plan, landed.checksums, plan.entries[i])) {
+      plan.failed[i] = 1;
+    }
     if (plan.failed != nullptr && plan.failed[i] != 0) { continue; }
     landed.residency.slots[plan.pool.word(plan.layer, plan.entries[i].target)].state = slot_state::clean;
   }

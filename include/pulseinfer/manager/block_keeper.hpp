@@ -91,7 +91,14 @@ class block_keeper {
         geometry.layers * geometry.head_groups * lanes_per_place,
         budget.lease + budget.ring,
         options.wait_limit},
-      writes_{backend, write_batches, write_blocks(options, budget), geometry.layers * geometry.head_groups},
+      sums_{
+        backend, memory_space::pinned,
+        options.verify ? std::uint64_t{geometry.layers} * geometry.head_groups * store_.blocks() * layout.plane_count *
+            sizeof(std::uint32_t)
+                       : 0},
+      writes_{
+        backend, write_batches, write_blocks(options, budget), geometry.layers * geometry.head_groups,
+        options.verify ? layout : block_layout{}},
       appended_{backend},
       warmed_{backend},
       settled_{backend},
@@ -377,6 +384,16 @@ class block_keeper {
   [[nodiscard]] slot_pool<B> const& pool() const noexcept { return pool_; }
   [[nodiscard]] host_store<B> const& store() const noexcept { return store_; }
   [[nodiscard]] digest_store<B> const& digests() const noexcept { return digests_; }
+  /// Checksums of what was written back; not enabled without options.verify.
+  [[nodiscard]] checksum_ref checksums() const noexcept
+  {
+    if (sums_.data() == nullptr) { return {}; }
+    return {
+      .sums = sums_.template as<std::uint32_t>(),
+      .head_groups = geometry_.head_groups,
+      .blocks = store_.blocks(),
+      .layout = layout_};
+  }
   [[nodiscard]] lease_book& leases() noexcept { return leases_; }
   [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
   [[nodiscard]] std::uint64_t failed_writes() const noexcept { return failed_writes_; }
@@ -574,7 +591,8 @@ class block_keeper {
         copy_run{
           .target = store_.ref().address(layer, group, sequence.host_blocks[block]),
           .source = pool_.ref().address(layer, slot),
-          .bytes = layout_.block_bytes});
+          .bytes = layout_.block_bytes},
+        checksums().enabled() ? checksums().of(layer, group, sequence.host_blocks[block]) : nullptr);
     });
     ++state.sent;
     ++state.flying;
@@ -1006,6 +1024,7 @@ class block_keeper {
   lease_book leases_;
   sequence_book sequences_;
   change_staging<B, Replacement> staging_;
+  slab<B> sums_;  // [layers, head_groups, host blocks, planes] checksums, in verify mode
   write_back_queue<B> writes_;
   detail::owned_event<B> appended_;
   detail::owned_event<B> warmed_;  // behind the last choice of blocks that stay

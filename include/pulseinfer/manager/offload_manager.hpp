@@ -1090,6 +1090,7 @@ class offload_manager {
       .sequence = r.sequence,
       .residency = keeper_.books().residency(),
       .table = keeper_.books().table(),
+      .checksums = keeper_.checksums(),
       .failures = r.failures};
   }
 

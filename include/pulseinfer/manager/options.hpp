@@ -27,6 +27,7 @@ struct manager_options {
   std::uint32_t recalls = 0;                ///< recalls under way at once; 0: rows + 16
   std::uint32_t max_tries = 2;        ///< recalls of a row in a layer before its blocks count as lost for the step
   std::uint32_t saved_sequences = 0;  ///< preempted and retained sequences at once; 0: as many as rows
+  bool verify = false;  ///< checksums of every block that is written back, looked at again when it is recalled
   nanoseconds wait_limit{
     std::chrono::seconds{30}};  ///< longest that begin_step waits for the device before it gives up
 };

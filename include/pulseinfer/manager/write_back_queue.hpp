@@ -5,7 +5,10 @@
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/detail/handles.hpp>
 #include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/block_layout.hpp>
+#include <pulseinfer/operation/checksum_blocks.hpp>
 #include <pulseinfer/store/host_store.hpp>
+#include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/store/slot_pool.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/copy_list.hpp>
@@ -29,8 +32,17 @@ template <class B>
 class write_back_queue {
  public:
   /// @param max_blocks most (block of a sequence) of one batch   @param lanes (layer, head group) pairs that are written
-  write_back_queue(B& backend, std::uint32_t batches, std::uint32_t max_blocks, std::uint32_t lanes)
-    : backend_{&backend}, stream_{backend, stream_priority::low}, max_blocks_{max_blocks}, lanes_{lanes}
+  /// @param layout of blocks whose checksums are taken on the way; plane_count 0: none are
+  write_back_queue(
+    B& backend, std::uint32_t batches, std::uint32_t max_blocks, std::uint32_t lanes, block_layout const& layout)
+    : backend_{&backend},
+      stream_{backend, stream_priority::low},
+      max_blocks_{max_blocks},
+      lanes_{lanes},
+      layout_{layout},
+      jobs_{
+        backend, memory_space::pinned,
+        layout.plane_count == 0 ? 0 : std::uint64_t{batches} * max_blocks * lanes * sizeof(checksum_job)}
   {
     runs_.reserve(std::uint64_t{max_blocks} * lanes);
     batches_.reserve(batches);
@@ -72,8 +84,10 @@ class write_back_queue {
     b.blocks.push_back(block);
   }
 
-  void add_lane(layer_id layer, slot_id slot, copy_run const& run) noexcept
+  /// @param sums where the block's checksums go; not looked at where none are taken
+  void add_lane(layer_id layer, slot_id slot, copy_run const& run, std::uint32_t* sums) noexcept
   {
+    if (layout_.plane_count != 0) { current_jobs()[runs_.size()] = {.block = run.source, .sums = sums}; }
     current().slots.push_back({.layer = layer, .slot = slot});
     runs_.push_back(run);
   }
@@ -92,6 +106,11 @@ class write_back_queue {
     for (host_block_id const block : b.blocks) { static_cast<void>(store.pin(block)); }
     for (copy_run const& run : runs_) { bytes_ += run.bytes; }
     status result = backend_->wait(stream_.get(), ready);
+    if (result == status::ok && layout_.plane_count != 0) {
+      result = backend_->launch(
+        stream_.get(),
+        checksum_blocks{.jobs = current_jobs(), .count = static_cast<std::uint32_t>(runs_.size()), .layout = layout_});
+    }
     for (std::size_t i = 0; i < runs_.size() && result == status::ok; i += runs_per_call) {
       std::size_t const count = runs_.size() - i < runs_per_call ? runs_.size() - i : runs_per_call;
       result = mover.move_async(
@@ -149,6 +168,10 @@ class write_back_queue {
     bool refused = false;
   };
 
+  [[nodiscard]] checksum_job* current_jobs() const noexcept
+  {
+    return jobs_.template as<checksum_job>() + (begun_ - 1) % batches_.size() * max_blocks_ * lanes_;
+  }
   [[nodiscard]] batch& current() noexcept { return batches_[(begun_ - 1) % batches_.size()]; }
   [[nodiscard]] batch const& current() const noexcept { return batches_[(begun_ - 1) % batches_.size()]; }
 
@@ -156,6 +179,8 @@ class write_back_queue {
   detail::owned_stream<B> stream_;
   std::uint32_t max_blocks_;
   std::uint32_t lanes_;
+  block_layout layout_;
+  slab<B> jobs_;  // [batches, max_blocks * lanes], read by the device while its batch flies
   std::vector<copy_run> runs_;
   std::vector<batch> batches_;
   std::uint64_t begun_ = 0;

@@ -4,6 +4,7 @@
 
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/types.hpp>
+#include <pulseinfer/view/checksums.hpp>
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/residency.hpp>
@@ -66,6 +67,7 @@ struct landed_ref {
   std::uint32_t const* sequence = nullptr;  // [rows.count] number of each row's recall, in the plan's row order
   residency_ref residency = {};
   lane_table_ref table = {};         // entries of blocks that did not arrive are taken out; may be empty
+  checksum_ref checksums = {};       // verify mode: blocks whose planes differ from these did not arrive
   recall_entry* failures = nullptr;  // [capacity], mapped: the entries that failed, each row's from its row_begin on
 };
 
