@@ -1,0 +1,22 @@
+# Passes when the umbrella includes every header, so that the test programs, which include it twice, find each definition that is
+# not inline. Argument: include (the folder that holds pulseinfer/).
+cmake_minimum_required(VERSION 3.25)
+
+file(READ "${include}/pulseinfer/pulseinfer.hpp" umbrella)
+file(GLOB_RECURSE headers RELATIVE "${include}" "${include}/pulseinfer/*.hpp")
+if(NOT headers)
+  message(FATAL_ERROR "no header below ${include}: an absolute path is needed")
+endif()
+set(missing "")
+foreach(header IN LISTS headers)
+  if(header STREQUAL "pulseinfer/pulseinfer.hpp" OR header MATCHES "^pulseinfer/(detail|adapter)/")
+    continue()
+  endif()
+  string(FIND "${umbrella}" "include <${header}>" position)
+  if(position EQUAL -1)
+    string(APPEND missing "#include <${header}>\n")
+  endif()
+endforeach()
+if(missing)
+  message(FATAL_ERROR "pulseinfer.hpp lacks, each in its folder's place:\n${missing}")
+endif()
