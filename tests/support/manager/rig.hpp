@@ -49,6 +49,7 @@ struct rig<offload_manager<cpu_backend, Selector, Transfer, Scheduler, fixed_adm
   /// Closes every row and checks that all memory is back.
   void close_all()
   {
+    REQUIRE(kv.drain(pulseinfer::no_deadline) == pulseinfer::status::ok);
     for (std::uint32_t r = 0; r < kv.sequences().rows(); ++r) {
       auto const row = static_cast<pulseinfer::row_id>(r);
       if (kv.sequences()[row].open()) { REQUIRE(kv.close(row) == pulseinfer::status::ok); }
