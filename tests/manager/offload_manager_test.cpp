@@ -45,7 +45,7 @@ struct rig {
 
   row_id open(std::uint64_t seed, std::uint32_t prompt, std::uint32_t tokens)
   {
-    row_id row;
+    row_id row = none<row_id>;
     REQUIRE(kv.open({.prompt_tokens = prompt, .max_tokens = tokens}, row) == admission::admitted);
     engine.assign(row, seed);
     return row;
