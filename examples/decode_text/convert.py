@@ -10,7 +10,7 @@ Written into the output folder:
   config.json        the model's shape, as transformers writes it
   tokenizer.json     the tokenizer, in the format of the tokenizers package
   vocabulary.json    for each token its bytes: one character per byte, of the byte's value
-  text.json          the text as token ids, where it comes from, and its licence
+  text.json          the text as token ids, where its continuation begins, where it comes from, and its licence
   converted.json     what all this was made from; a second run with the same inputs does nothing
 """
 
@@ -219,15 +219,22 @@ def bytes_of_token(token):
 bytes_of_token.table = {}
 
 
-def encode_text(path, tokenizer, vocabulary):
-    """Token ids of the text; proves that they give the same text back, both ways of decoding."""
+def encode_text(path, about, tokenizer, vocabulary):
+    """Token ids of the text, and how many of them stand before its continuation.
+
+    Proves that the ids give the same text back, both ways of decoding.
+    """
     text = path.read_text(encoding="utf-8")
-    ids = tokenizer.encode(text).ids
+    marker = about["continuation_starts_with"]
+    if text.count(marker) != 1:
+        raise conversion_error(f"{path}: the continuation's first words must stand there once, found {text.count(marker)} times")
+    parts = [tokenizer.encode(part).ids for part in (text[: text.index(marker)], text[text.index(marker) :])]
+    ids = [index for part in parts for index in part]
     if tokenizer.decode(ids, skip_special_tokens=False) != text:
         raise conversion_error(f"{path}: {len(ids)} tokens do not decode to the text of {len(text)} characters")
     if b"".join(vocabulary[index] for index in ids) != text.encode("utf-8"):
         raise conversion_error(f"{path}: the vocabulary's bytes do not give back the text of {len(text)} characters")
-    return ids
+    return ids, len(parts[0])
 
 
 def digest(path):
@@ -257,12 +264,14 @@ def convert(options):
     for path in (source, options.text, options.text.with_suffix(".json")):
         if not path.is_file():
             raise conversion_error(f"{path} is not there.\n{HOW_TO_GO_ON}")
+    about = json.loads(options.text.with_suffix(".json").read_text(encoding="utf-8"))
     made_from = {
         "format": FORMAT_VERSION,
         "gguf": source.name,
         "gguf_sha256": digest(source),
         "text": options.text.name,
         "text_sha256": digest(options.text),
+        "about": about,
     }
     output = options.output
     record = output / "converted.json"
@@ -279,8 +288,7 @@ def convert(options):
     tokenizer, vocabulary = make_tokenizer(reader)
     if len(vocabulary) != config["vocab_size"]:
         raise conversion_error(f"the vocabulary has {len(vocabulary)} tokens, the model {config['vocab_size']}")
-    ids = encode_text(options.text, tokenizer, vocabulary)
-    about = json.loads(options.text.with_suffix(".json").read_text(encoding="utf-8"))
+    ids, continuation = encode_text(options.text, about, tokenizer, vocabulary)
 
     output.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
@@ -288,9 +296,9 @@ def convert(options):
     write_json(output / "config.json", config, indent=2)
     write_json(output / "vocabulary.json", [token.decode("latin-1") for token in vocabulary])
     write_atomically(output / "tokenizer.json", lambda file: file.write(tokenizer.to_str().encode("utf-8")))
-    write_json(output / "text.json", {**about, "tokens": ids})
+    write_json(output / "text.json", {**about, "continuation": continuation, "tokens": ids})
     write_json(record, made_from, indent=2)
-    print(f"{output}: {size / 1e6:.0f} MB of weights, a text of {len(ids)} tokens")
+    print(f"{output}: {size / 1e6:.0f} MB of weights, a text of {continuation} + {len(ids) - continuation} tokens")
 
 
 def main():
@@ -301,7 +309,8 @@ def main():
         "--text",
         type=Path,
         default=Path(__file__).resolve().parent / "text.txt",
-        help="text, with a .json of the same name that says its title, source and licence (default: %(default)s)",
+        help="text, with a .json of the same name that says its title, source, licence and where its continuation begins"
+        " (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="convert again even if nothing changed")
     options = parser.parse_args()

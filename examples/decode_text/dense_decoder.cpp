@@ -61,9 +61,9 @@ void dense_decoder::copy_prompts_from(dense_decoder const& other)
 
 std::uint64_t dense_decoder::bytes() const noexcept
 {
-  return std::accumulate(lengths_.begin(), lengths_.end(), std::uint64_t{0}, [&](std::uint64_t sum, std::uint32_t length) {
-    return sum + cache_.bytes_of(length);
-  });
+  return std::accumulate(
+    lengths_.begin(), lengths_.end(), std::uint64_t{0},
+    [&](std::uint64_t sum, std::uint32_t length) { return sum + cache_.bytes_of(length); });
 }
 
 }  // namespace decode_text

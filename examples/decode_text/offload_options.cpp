@@ -1,7 +1,6 @@
 #include "offload_options.hpp"
 
 #include "pulseinfer_decoder.hpp"
-
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/selector/designated_head.hpp>

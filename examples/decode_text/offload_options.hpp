@@ -3,7 +3,6 @@
 
 #include "decoder.hpp"
 #include "engine/llama_weights.hpp"
-
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/observe/counters.hpp>
@@ -32,10 +31,10 @@ struct offload_options {
   std::uint32_t sink_tokens = 16;
   std::optional<std::uint32_t> recent_tokens = {};
   float hysteresis = 0.25F;
-  std::vector<std::uint32_t> dense_layers = {};       // these keep all their blocks
-  std::vector<std::uint32_t> designated_heads = {};   // one for all layers, or one each
-  std::uint32_t chunk = 256;                          // tokens of a prompt that run together
-  std::uint32_t trace_records = 0;                    // 0: no timeline
+  std::vector<std::uint32_t> dense_layers = {};      // these keep all their blocks
+  std::vector<std::uint32_t> designated_heads = {};  // one for all layers, or one each
+  std::uint32_t chunk = 256;                         // tokens of a prompt that run together
+  std::uint32_t trace_records = 0;                   // 0: no timeline
 };
 
 /// Tokens that a row's prompt has, and all that it may have.
@@ -47,10 +46,10 @@ struct row_lengths {
 /// A decoder that also says what its cache did.
 class offload_decoder : public decoder {
  public:
-  [[nodiscard]] virtual pulseinfer::counters const& counters() const = 0;   // of the decode steps
-  [[nodiscard]] virtual pulseinfer::memory_use memory() const = 0;          // now
-  [[nodiscard]] virtual std::uint64_t device_bytes() const = 0;             // slots, digests and books now
-  [[nodiscard]] virtual std::uint64_t device_bytes_peak() const = 0;        // over the decode steps
+  [[nodiscard]] virtual pulseinfer::counters const& counters() const = 0;  // of the decode steps
+  [[nodiscard]] virtual pulseinfer::memory_use memory() const = 0;         // now
+  [[nodiscard]] virtual std::uint64_t device_bytes() const = 0;            // slots, digests and books now
+  [[nodiscard]] virtual std::uint64_t device_bytes_peak() const = 0;       // over the decode steps
   virtual void write_timeline(std::ostream& out) = 0;
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "engine/llama_engine.hpp"
-
 #include <pulseinfer/backend/host_function.hpp>
 #include <pulseinfer/concepts/host_types.hpp>
 #include <pulseinfer/error.hpp>
@@ -24,8 +23,7 @@ template <>
 struct pulseinfer::tensor_traits<host_engine::token_tensor> {
   [[nodiscard]] static tensor_view view(host_engine::token_tensor const& tensor) noexcept
   {
-    return contiguous_tensor(
-      const_cast<float*>(tensor.data), dtype::float32, tensor.tokens, tensor.heads, tensor.dim);
+    return contiguous_tensor(const_cast<float*>(tensor.data), dtype::float32, tensor.tokens, tensor.heads, tensor.dim);
   }
 };
 
@@ -60,8 +58,7 @@ class paged_table {
   /// @throws pulseinfer::configuration_error for any other layout
   static void expect(pulseinfer::block_layout const& layout, host_engine::llama_geometry const& model)
   {
-    std::uint64_t const plane =
-      std::uint64_t{layout.heads} * layout.block_tokens * model.head_dim * sizeof(float);
+    std::uint64_t const plane = std::uint64_t{layout.heads} * layout.block_tokens * model.head_dim * sizeof(float);
     if (layout.plane_count != 2 || layout.planes[1].offset != plane || layout.block_bytes != 2 * plane) {
       throw pulseinfer::configuration_error{
         "the engine reads blocks of 2 planes of " + std::to_string(plane) + " bytes, the cache has " +

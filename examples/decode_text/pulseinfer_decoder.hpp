@@ -5,7 +5,6 @@
 #include "engine/llama_weights.hpp"
 #include "offload_options.hpp"
 #include "paged_engine.hpp"
-
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/backend/traced.hpp>
@@ -27,8 +26,8 @@ template <class Selector, class TransferEngine, class LayerScheduler>
 class pulseinfer_decoder : public offload_decoder {
  public:
   using backend_type = pulseinfer::traced<pulseinfer::cpu_backend>;
-  using manager_type = pulseinfer::offload_manager<
-    backend_type, Selector, TransferEngine, LayerScheduler, pulseinfer::fixed_admission>;
+  using manager_type =
+    pulseinfer::offload_manager<backend_type, Selector, TransferEngine, LayerScheduler, pulseinfer::fixed_admission>;
 
   pulseinfer_decoder(
     host_engine::llama_weights const& weights, offload_options const& options, Selector const& selector,
@@ -37,7 +36,8 @@ class pulseinfer_decoder : public offload_decoder {
       backend_{pulseinfer::trace_options{.max_records = options.trace_records}},
       compute_{backend_.create_stream("compute")},
       kv_{backend_, compute_, geometry_of(weights.geometry, options), sizes_of(options, rows), selector},
-      engine_{backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}}
+      engine_{
+        backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}}
   {
     paged_table::expect(kv_.layout(), weights.geometry);
     for (row_lengths const& row : rows) {
@@ -123,9 +123,7 @@ class pulseinfer_decoder : public offload_decoder {
   {
     engine_.feed(row, tokens, kv_.tokens_of(row));
     batch_.push_back(
-      {.row = row,
-        .tokens = static_cast<std::uint32_t>(tokens.size()),
-        .token_offset = engine_.first_token(row)});
+      {.row = row, .tokens = static_cast<std::uint32_t>(tokens.size()), .token_offset = engine_.first_token(row)});
   }
 
   // The loop over visits. Rows split and merge as their blocks arrive; nothing here knows.

@@ -35,9 +35,9 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
 {
   run_options options;
   offload_options& offload = options.offload;
-  CLI::App app{
-    "Decodes the continuation of a long text three times: with a dense KV cache, with the cache offloaded and selected by "
-    "PulseInfer, and with the first and the most recent tokens alone."};
+  CLI::App app{"Decodes the continuation of a long text three times: with a dense KV cache, with the cache offloaded "
+               "and selected by "
+               "PulseInfer, and with the first and the most recent tokens alone."};
   app.add_option("--model", options.model, "folder that convert.py wrote, or 'synthetic', which needs no download")
     ->capture_default_str();
   app.add_option("--context", options.context_tokens, "tokens of the prompt")
@@ -46,7 +46,8 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   app.add_option("--decode", options.decode_tokens, "tokens of the continuation, against which is measured")
     ->capture_default_str()
     ->check(CLI::Range(1U, 1U << 24));
-  app.add_option("--generate", options.generate_tokens, "tokens that each then writes by itself")->capture_default_str();
+  app.add_option("--generate", options.generate_tokens, "tokens that each then writes by itself")
+    ->capture_default_str();
   app.add_option("--batch", options.batch, "texts that are decoded together, each with a prompt of its own length")
     ->capture_default_str()
     ->check(CLI::Range(1U, 1024U));
@@ -57,42 +58,46 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   app.add_option("--budget", offload.budget_tokens, "tokens that attention reads in a layer")->capture_default_str();
   CLI::Option const* const slots =
     app.add_option("--slots", offload.slots_tokens, "tokens of a layer that stay on the GPU (default: 1.25 budgets)");
-  app.add_option("--block", offload.block_tokens, "tokens of a block")->capture_default_str()->check(CLI::Range(1U, 1024U));
+  app.add_option("--block", offload.block_tokens, "tokens of a block")
+    ->capture_default_str()
+    ->check(CLI::Range(1U, 1024U));
   app.add_option("--sink", offload.sink_tokens, "first tokens, always read")->capture_default_str();
-  app.add_option("--recent", offload.recent_tokens, "last tokens, always read (default: an eighth of the budget, at least 128)");
+  app.add_option(
+    "--recent", offload.recent_tokens, "last tokens, always read (default: an eighth of the budget, at least 128)");
   app.add_option("--hysteresis", offload.hysteresis, "nats by which blocks of the last selection are favoured")
     ->capture_default_str();
   std::string dense_layers;
-  app.add_option(
-       "--dense-layers", dense_layers,
-       "layers that keep all their blocks on the GPU, or none (default: 7,17,18 for SmolLM2-135M, none for others)")
+  app
+    .add_option(
+      "--dense-layers", dense_layers,
+      "layers that keep all their blocks on the GPU, or none (default: 7,18,20 for SmolLM2-135M, none for others)")
     ->check([](std::string const& text) {
       std::vector<std::uint32_t> layers;
       return parse_layers(text, layers);
     });
-  app.add_option(
-       "--selector", offload.selector, "soft_vote: all heads choose together; designated_head: one for all")
-    ->transform(CLI::CheckedTransformer(
-      std::map<std::string, selector_choice>{
-        {"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}}))
+  app.add_option("--selector", offload.selector, "soft_vote: all heads choose together; designated_head: one for all")
+    ->transform(CLI::CheckedTransformer(std::map<std::string, selector_choice>{
+      {"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}}))
     ->default_str("soft_vote");
   offload.designated_heads = {0};
-  app.add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")
+  app
+    .add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")
     ->delimiter(',')
     ->capture_default_str();
-  app.add_option("--transfer", offload.transfer, "gather_scatter: all blocks in one operation; fragment_copy: one by one")
-    ->transform(CLI::CheckedTransformer(
-      std::map<std::string, transfer_choice>{
-        {"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}}))
+  app
+    .add_option(
+      "--transfer", offload.transfer, "gather_scatter: all blocks in one operation; fragment_copy: one by one")
+    ->transform(CLI::CheckedTransformer(std::map<std::string, transfer_choice>{
+      {"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}}))
     ->default_str("gather_scatter");
-  app.add_option(
-       "--scheduler", offload.scheduler,
-       "interruptible: rows whose blocks travel are parked; lockstep: all rows wait; lockstep_hits_first")
-    ->transform(CLI::CheckedTransformer(
-      std::map<std::string, scheduler_choice>{
-        {"lockstep", scheduler_choice::lockstep},
-        {"lockstep_hits_first", scheduler_choice::lockstep_hits_first},
-        {"interruptible", scheduler_choice::interruptible}}))
+  app
+    .add_option(
+      "--scheduler", offload.scheduler,
+      "interruptible: rows whose blocks travel are parked; lockstep: all rows wait; lockstep_hits_first")
+    ->transform(CLI::CheckedTransformer(std::map<std::string, scheduler_choice>{
+      {"lockstep", scheduler_choice::lockstep},
+      {"lockstep_hits_first", scheduler_choice::lockstep_hits_first},
+      {"interruptible", scheduler_choice::interruptible}}))
     ->default_str("interruptible");
   app.add_option("--chunk", offload.chunk, "tokens of a prompt that run together")
     ->capture_default_str()

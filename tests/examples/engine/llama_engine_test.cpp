@@ -340,7 +340,7 @@ TEST_CASE("dense_kv_cache::window_of shows the first and the last blocks alone")
   dense_kv_cache cache{small, 3, 60, 8};
   engine.feed(0, random_tokens(43, small.vocabulary, 1), 0);
   run_step(engine, cache, {0});
-  cache.copy_row(0, 2);
+  cache.copy_row(cache, 0, 2);
 
   kv_blocks const all = cache.table_of(1).blocks(0, 0);
   CHECK(all.blocks.size() == 6);
