@@ -421,6 +421,32 @@ TEST_SUITE("operation")
     }
   }
 
+  TEST_CASE("paged_attention loses nothing over many tokens")
+  {
+    // One token stands out; the others' weights are alike, so that what rounding takes from each sum adds up.
+    pulseinfer::kv_geometry geometry{
+      .layers = 1,
+      .query_heads = 1,
+      .kv_heads = 1,
+      .head_dim = 4,
+      .block_tokens = 64,
+      .key_type = dtype::float32,
+      .value_type = dtype::float32};
+    cache c{geometry, {{200000, 1}}, 5};
+    for (std::uint32_t t = 0; t < 200000; ++t) {
+      for (std::uint32_t j = 0; j < 4; ++j) { c.set_key(0, 0, 0, t, j, t == 0 && j == 0 ? 2.302F : 0.0F); }
+      pulseinfer::store_from_float(c.address(c.layout.value(), 0, 0, 0, t), dtype::float32, 0, 1.0F);
+    }
+    attention_call call{c, dtype::float32, dtype::float32};
+    for (std::uint32_t j = 0; j < 4; ++j) { call.queries.set(2, 0, j, j == 0 ? 2.0F : 0.0F); }
+    pulseinfer_test::run_solo(call.operation(c.table(0, every_block)));
+    auto const right = reference(call, 0, 0, 0, 0, every_block);
+    CHECK(std::abs(call.lse[2] - right.lse) <= 1e-6);
+    CHECK(std::abs(call.out.at(2, 0, 0) - 1.0) <= 5e-7);
+    // The average of 200000 random values is small: what is lost shows beside it.
+    for (std::uint32_t j = 1; j < 4; ++j) { CHECK(std::abs(call.out.at(2, 0, j) - right.out[j]) <= 2e-9); }
+  }
+
   TEST_CASE("paged_attention may be called without a place for log-sums, and states its cost")
   {
     pulseinfer::kv_geometry geometry{.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 8, .block_tokens = 4};

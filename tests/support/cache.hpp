@@ -1,7 +1,7 @@
 #pragma once
 
 /// A cache with random keys and values in shuffled slots, and the same numbers at hand for slow references. What was never
-/// written holds NaN.
+/// written holds NaN. Memory comes from std::pmr's default resource, which a test on a GPU sets to one that the GPU reads.
 
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/numeric.hpp>
@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
+#include <memory_resource>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -66,12 +66,12 @@ class tensor {
   {
     return pulseinfer::load_as_float(view.row(token, head), view.type, j);
   }
-  [[nodiscard]] std::vector<std::byte> const& bytes() const { return bytes_; }
+  [[nodiscard]] std::vector<std::byte> bytes() const { return {bytes_.begin(), bytes_.end()}; }
 
   pulseinfer::tensor_view view;
 
  private:
-  std::vector<std::byte> bytes_;
+  std::pmr::vector<std::byte> bytes_;
 };
 
 struct row_shape {
@@ -220,8 +220,8 @@ class cache {
   pulseinfer::kv_geometry geometry;
   pulseinfer::block_layout layout;
   std::mt19937 random;
-  std::vector<pulseinfer::row_info> info;  // by row id
-  std::vector<pulseinfer::row_id> ids;     // the batch
+  std::pmr::vector<pulseinfer::row_info> info;  // by row id
+  std::pmr::vector<pulseinfer::row_id> ids;     // the batch
   pulseinfer::slot_pool_ref pool;
   pulseinfer::residency_ref residency;  // slot_of alone
   std::uint32_t max_blocks = 0;
@@ -229,11 +229,11 @@ class cache {
   std::uint64_t tensor_tokens = 0;  // of the engine's tensors
 
  private:
-  std::vector<std::byte> memory_;
-  std::vector<std::byte*> bases_;
-  std::vector<pulseinfer::slot_id> slot_of_;
-  std::vector<std::vector<pulseinfer::slot_id>> tables_;
-  std::vector<std::vector<std::uint32_t>> counts_;
+  std::pmr::vector<std::byte> memory_;
+  std::pmr::vector<std::byte*> bases_;
+  std::pmr::vector<pulseinfer::slot_id> slot_of_;
+  std::pmr::vector<std::pmr::vector<pulseinfer::slot_id>> tables_;
+  std::pmr::vector<std::pmr::vector<std::uint32_t>> counts_;
 };
 
 }  // namespace pulseinfer_test

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <numeric>
 #include <vector>
 
@@ -24,7 +25,7 @@ class selection_arrays {
     : of_{&c},
       ids_(std::size_t{c.residency.lanes} * max_selected, static_cast<pulseinfer::block_id>(77777)),
       counts_(c.residency.lanes, 55555U),
-      block_bytes_{digest_bytes}
+      block_bytes_{digest_bytes.begin(), digest_bytes.end()}
   {
     words = (c.max_blocks + 31U) / 32U + 1U;
     previous.assign(std::size_t{c.geometry.layers} * c.residency.lanes * words, 0U);
@@ -118,24 +119,24 @@ class selection_arrays {
 
   pulseinfer::selection_ref selection;
   pulseinfer::digest_store_ref digests;
-  std::vector<std::uint32_t> previous;
+  std::pmr::vector<std::uint32_t> previous;
   std::uint32_t words = 0;
 
  private:
   cache const* of_;
-  std::vector<pulseinfer::block_id> ids_;
-  std::vector<std::uint32_t> counts_;
-  std::vector<std::uint64_t> block_bytes_;
-  std::vector<std::uint64_t> offsets_;
-  std::vector<std::int32_t> extent_of_;
-  std::vector<std::byte> memory_;
+  std::pmr::vector<pulseinfer::block_id> ids_;
+  std::pmr::vector<std::uint32_t> counts_;
+  std::pmr::vector<std::uint64_t> block_bytes_;
+  std::pmr::vector<std::uint64_t> offsets_;
+  std::pmr::vector<std::int32_t> extent_of_;
+  std::pmr::vector<std::byte> memory_;
 };
 
 /// Runs `body` with the cache's rows as if all their tokens were new, so that digests of all blocks are made.
 template <class Body>
 void with_all_tokens_new(cache& c, Body const& body)
 {
-  std::vector<pulseinfer::row_info> const before = c.info;
+  std::pmr::vector<pulseinfer::row_info> const before = c.info;
   for (pulseinfer::row_info& row : c.info) { row.new_tokens = row.tokens; }
   body();
   c.info = before;

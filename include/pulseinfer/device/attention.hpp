@@ -124,15 +124,24 @@ struct attention_arrays {
   }
 };
 
-/// Tokens [begin, begin + count) of a lane's table, keys with tokens side by side.
-template <class Key, class Value, thread_group Group>
-PULSEINFER_HOST_DEVICE void load_attention_tile(
+/// Row of a token of a lane's table.
+template <class T>
+[[nodiscard]] PULSEINFER_HOST_DEVICE T const* table_row(
+  block_table const& table, attention_task const& task, plane_layout const& plane, std::uint32_t token)
+{
+  std::uint32_t const block_tokens = table.layout.block_tokens;
+  return reinterpret_cast<T const*>(
+    table.block(task.lane, token / block_tokens) + row_offset(plane, task.head, token % block_tokens));
+}
+
+/// Keys of tokens [begin, begin + count), tokens side by side.
+template <class Key, thread_group Group>
+PULSEINFER_HOST_DEVICE void load_attention_keys(
   Group const& group, block_table const& table, attention_task const& task, attention_tile const& tile,
   attention_arrays const& at, std::uint32_t begin, std::uint32_t count)
 {
   std::uint32_t const rank = group.thread_rank();
   std::uint32_t const size = group.size();
-  block_layout const& layout = table.layout;
   // Four tokens at a time, so that a column is written in pieces of four. Each rank has channels of its own.
   for (std::uint32_t first = 0; first < round_up(count, float_lanes::size); first += 4U) {
     float const* row[4];
@@ -143,17 +152,12 @@ PULSEINFER_HOST_DEVICE void load_attention_tile(
         for (std::uint32_t j = rank; j < tile.key_dim; j += size) { wide[j] = 0.0F; }
         continue;
       }
-      std::uint32_t const place = (begin + first + i) / layout.block_tokens;
-      std::uint32_t const token = (begin + first + i) % layout.block_tokens;
-      std::byte const* const block = table.block(task.lane, place);
-      auto const* const key = reinterpret_cast<Key const*>(block + row_offset(layout.key(), task.head, token));
-      auto const* const value = reinterpret_cast<Value const*>(block + row_offset(layout.value(), task.head, token));
+      auto const* const key = table_row<Key>(table, task, table.layout.key(), begin + first + i);
       if constexpr (std::is_same_v<Key, float>) {
         row[i] = key;
       } else {
         convert_row(group, key, wide, tile.key_dim);
       }
-      convert_row(group, value, at.values + std::size_t{first + i} * tile.value_pitch, tile.value_dim);
     }
     float* const columns = at.keys + first;
     for (std::uint32_t j = rank; j < tile.key_dim; j += size) {
@@ -161,6 +165,19 @@ PULSEINFER_HOST_DEVICE void load_attention_tile(
       float const values[4] = {row[0][j], row[1][j], row[2][j], row[3][j]};
       for (std::uint32_t i = 0; i < 4U; ++i) { column[i] = values[i]; }
     }
+  }
+}
+
+/// Values of tokens [begin, begin + count).
+template <class Value, thread_group Group>
+PULSEINFER_HOST_DEVICE void load_attention_values(
+  Group const& group, block_table const& table, attention_task const& task, attention_tile const& tile,
+  attention_arrays const& at, std::uint32_t begin, std::uint32_t count)
+{
+  for (std::uint32_t t = 0; t < count; ++t) {
+    convert_row(
+      group, table_row<Value>(table, task, table.layout.value(), begin + t),
+      at.values + std::size_t{t} * tile.value_pitch, tile.value_dim);
   }
 }
 
@@ -328,8 +345,7 @@ PULSEINFER_HOST_DEVICE void attend(
 
   for (std::uint32_t pair = 0; pair < task.pairs; ++pair) {
     float* const query = at.queries + std::size_t{pair} * tile.key_dim;
-    convert_row(
-      group, task.queries.row(token_of(pair), head_of(pair)), task.queries.type, query, dtype::float32, tile.key_dim);
+    widen_row(group, task.queries.row(token_of(pair), head_of(pair)), task.queries.type, query, tile.key_dim);
     for (std::uint32_t j = rank; j < tile.key_dim; j += size) { query[j] *= task.scale; }
   }
   for (std::uint32_t i = rank; i < task.pairs * tile.value_pitch; i += size) {
@@ -349,11 +365,11 @@ PULSEINFER_HOST_DEVICE void attend(
   std::uint32_t const tokens = table.tokens(task.lane);
   for (std::uint32_t begin = 0; begin < tokens; begin += tile.tokens) {
     std::uint32_t const count = tokens - begin < tile.tokens ? tokens - begin : tile.tokens;
-    visit_elements(table.layout.key().type, [&](auto key) {
-      visit_elements(table.layout.value().type, [&](auto value) {
-        detail::load_attention_tile<typename decltype(key)::type, typename decltype(value)::type>(
-          group, table, task, tile, at, begin, count);
-      });
+    visit_elements(table.layout.key().type, [&](auto stored) {
+      detail::load_attention_keys<typename decltype(stored)::type>(group, table, task, tile, at, begin, count);
+    });
+    visit_elements(table.layout.value().type, [&](auto stored) {
+      detail::load_attention_values<typename decltype(stored)::type>(group, table, task, tile, at, begin, count);
     });
     group.sync();
     detail::score_attention_tile(group, task, tile, at, count);
@@ -372,8 +388,7 @@ PULSEINFER_HOST_DEVICE void attend(
     bool const attended = at.top[pair] > minus_infinity || total != 0.0F;
     float const divisor = attended ? total : 1.0F;
     for (std::uint32_t j = rank; j < tile.value_dim; j += size) { sums[j] = (sums[j] - lost[j]) / divisor; }
-    convert_row(
-      group, sums, dtype::float32, task.out.row(token_of(pair), head_of(pair)), task.out.type, tile.value_dim);
+    narrow_row(group, sums, task.out.row(token_of(pair), head_of(pair)), task.out.type, tile.value_dim);
     if (rank == 0U && task.lse != nullptr) {
       task.lse[token_of(pair) * task.out.heads + head_of(pair)] = at.top[pair] + logarithm(divisor);
     }

@@ -72,6 +72,28 @@ PULSEINFER_HOST_DEVICE void convert_row(Group const& group, From const* source, 
   }
 }
 
+/// Reads a row of run-time type.
+/// @param source [count] of `type`   @param target [count]   @sync none
+template <thread_group Group>
+PULSEINFER_HOST_DEVICE void widen_row(
+  Group const& group, void const* source, dtype type, float* target, std::uint32_t count)
+{
+  visit_elements(type, [&](auto stored) {
+    convert_row(group, static_cast<typename decltype(stored)::type const*>(source), target, count);
+  });
+}
+
+/// Writes a row of run-time type.
+/// @param source [count]   @param target [count] of `type`   @sync none
+template <thread_group Group>
+PULSEINFER_HOST_DEVICE void narrow_row(
+  Group const& group, float const* source, void* target, dtype type, std::uint32_t count)
+{
+  visit_elements(type, [&](auto stored) {
+    convert_row(group, source, static_cast<typename decltype(stored)::type*>(target), count);
+  });
+}
+
 /// Converts a row whose types are known at run time.
 /// @param source, target [count] of the named types   @sync none
 template <thread_group Group>
