@@ -2,10 +2,12 @@
 #include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/backend/traced.hpp>
+#include <pulseinfer/operation/gather_blocks.hpp>
 
 #include <cuda/stream_ref>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -195,6 +197,93 @@ TEST_CASE("cuda_backend copies on lent streams of every kind, captured ones incl
   CHECK(cudaGraphExecDestroy(runnable) == cudaSuccess);
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
   CHECK(backend.last_error().empty());
+}
+
+// Report: LMCache/LMCache#5177
+TEST_CASE("copies go through where large pinned memory passes from one registration to the next")
+{
+  constexpr std::size_t chunk = std::size_t{4} << 20U;
+  constexpr std::size_t bytes = std::size_t{21} << 20U;
+  cuda_backend backend{cuda_options{.pinned_chunk_bytes = chunk}};
+  auto const stream = backend.create_stream();
+  buffer<cuda_backend, std::byte> host{backend, memory_space::pinned, bytes};
+  buffer<cuda_backend, std::byte> device{backend, memory_space::device, bytes};
+  auto const pattern = [](std::size_t i) { return static_cast<std::byte>(i * 7 + (i >> 12U)); };
+  for (std::size_t i = 0; i < bytes; ++i) { host[i] = pattern(i); }
+  std::vector<copy_run> there, back;
+  for (std::size_t begin = 0; begin < bytes; begin += 3000003) {
+    std::size_t const size = std::min<std::size_t>(3000003, bytes - begin);
+    there.push_back({device.data() + begin, host.data() + begin, size});
+    back.push_back({host.data() + begin, device.data() + begin, size});
+  }
+  copy_run const whole_there{device.data(), host.data(), bytes};
+  copy_run const whole_back{host.data(), device.data(), bytes};
+  for (bool const whole : {true, false}) {
+    auto const list = [&](std::vector<copy_run> const& parts, copy_run const& one, copy_direction direction) {
+      return copy_list{whole ? &one : parts.data(), whole ? 1 : static_cast<std::uint32_t>(parts.size()), direction};
+    };
+    REQUIRE(backend.copy(stream, list(there, whole_there, copy_direction::host_to_device)) == status::ok);
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    std::memset(host.data(), 0, bytes);
+    REQUIRE(backend.copy(stream, list(back, whole_back, copy_direction::device_to_host)) == status::ok);
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < bytes; ++i) { wrong += host[i] == pattern(i) ? 0 : 1; }
+    CHECK(wrong == 0);
+  }
+  CHECK(backend.last_error().empty());
+  CHECK_THROWS_AS(cuda_backend{cuda_options{.pinned_chunk_bytes = 4096}}, configuration_error);
+}
+
+/// Public report: vllm-project/vllm#50427 (addresses past 4 GiB).
+TEST_CASE("the last block of a pool of more than 4 GiB goes to the host and back, and block 0 stays as it was")
+{
+  constexpr std::uint64_t block = 65536;
+  constexpr std::uint64_t blocks = 65537;
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  buffer<cuda_backend, std::byte> pool{backend, memory_space::device, blocks * block};
+  buffer<cuda_backend, std::byte> store{backend, memory_space::pinned, 2 * block};
+  buffer<cuda_backend, std::byte*> bases{backend, memory_space::pinned, 2};
+  bases[0] = pool.data();
+  bases[1] = store.data();
+  slot_pool_ref const slots{.layer_base = bases.data(), .slot_stride = block, .slots = blocks};
+  host_store_ref const host{.slab_base = bases.data() + 1, .block_stride = block, .head_groups = 1, .blocks = 2};
+  REQUIRE(cudaMemset(pool.data(), 0x11, block) == cudaSuccess);
+  std::byte* const last = slots.address(layer_id{0}, static_cast<slot_id>(blocks - 1));
+  for (std::size_t i = 0; i < block; ++i) { store[i] = static_cast<std::byte>(i * 5 + (i >> 8U)); }
+  copy_run const there{last, store.data(), block};
+  copy_run const back{store.data() + block, last, block};
+  REQUIRE(backend.copy(stream, {&there, 1, copy_direction::host_to_device}) == status::ok);
+  REQUIRE(backend.copy(stream, {&back, 1, copy_direction::device_to_host}) == status::ok);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+  CHECK(std::memcmp(store.data(), store.data() + block, block) == 0);
+  // And by the gather.
+  REQUIRE(cudaMemset(last, 0, block) == cudaSuccess);
+  buffer<cuda_backend, recall_entry> entries{backend, memory_space::pinned, 1};
+  buffer<cuda_backend, std::uint32_t> begins{backend, memory_space::pinned, 2};
+  entries[0] = {host_block_id{1}, static_cast<slot_id>(blocks - 1), lane_id{0}, block_id{0}};
+  begins[0] = 0;
+  begins[1] = 1;
+  recall_plan_ref const plan{
+    .entries = entries.data(),
+    .row_begin = begins.data(),
+    .host = host,
+    .pool = slots,
+    .layer = layer_id{0},
+    .block_bytes = block,
+    .capacity = 1};
+  REQUIRE(backend.launch(stream, gather_blocks{.plan = plan, .first_row = 0, .row_count = 1}) == status::ok);
+  std::memset(store.data(), 0, block);
+  copy_run const again{store.data(), last, block};
+  copy_run const first{store.data() + block, pool.data(), block};
+  REQUIRE(backend.copy(stream, {&again, 1, copy_direction::device_to_host}) == status::ok);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+  CHECK(std::memcmp(store.data(), store.data() + block, block) == 0);
+  REQUIRE(backend.copy(stream, {&first, 1, copy_direction::device_to_host}) == status::ok);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+  CHECK(store[block] == std::byte{0x11});
+  CHECK(store[2 * block - 1] == std::byte{0x11});
 }
 
 TEST_CASE("cuda_backend keeps the text of a refused call and leaves no error pending")

@@ -3,11 +3,13 @@
 /// A small recurrent transformer with random weights, driven through the loop over visits as a user's engine would be. Its
 /// inputs depend on (sequence seed, position) alone, so that every run of a sequence feeds the same tokens.
 
-#include <pulseinfer/backend/host_function.hpp>
+#include "synthetic_operations.hpp"
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
+#include <pulseinfer/store/slab.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -130,14 +132,25 @@ class synthetic_engine {
   {
     pulseinfer::kv_geometry const& g = model.geometry;
     std::size_t const tokens = std::size_t{max_rows} * tokens_per_row;
-    hidden_.resize(tokens * model.width);
-    keys_.resize(tokens * g.kv_heads * g.head_dim);
-    values_.resize(tokens * g.kv_heads * g.value_elements());
-    queries_.resize(tokens * g.query_heads * g.head_dim);
-    out_.resize(tokens * g.query_heads * g.value_elements());
-    other_ = out_;
-    lse_.resize(tokens * g.query_heads);
-    other_lse_ = lse_;
+    auto const floats = [&](std::size_t count) {
+      return pulseinfer::slab<Backend>{backend, pulseinfer::memory_space::pinned, count * sizeof(float)};
+    };
+    inputs_ = floats(tokens * model.width);
+    hidden_ = floats(tokens * model.width);
+    keys_ = floats(tokens * g.kv_heads * g.head_dim);
+    values_ = floats(tokens * g.kv_heads * g.value_elements());
+    queries_ = floats(tokens * g.query_heads * g.head_dim);
+    out_ = floats(tokens * g.query_heads * g.value_elements());
+    other_ = floats(tokens * g.query_heads * g.value_elements());
+    lse_ = floats(tokens * g.query_heads);
+    other_lse_ = floats(tokens * g.query_heads);
+    for (std::uint32_t layer = 0; layer < g.layers; ++layer) {
+      for (auto const* const matrix :
+           {&model.query[layer], &model.key[layer], &model.value[layer], &model.output[layer]}) {
+        weights_.push_back(floats(matrix->size()));
+        std::copy(matrix->begin(), matrix->end(), weights_.back().template as<float>());
+      }
+    }
   }
 
   /// Names the sequence that runs in a row.
@@ -216,46 +229,68 @@ class synthetic_engine {
     if (s != pulseinfer::status::ok) { throw std::runtime_error{std::string{call} + ": " + name_of(s)}; }
   }
 
-  template <class F>
-  void enqueue(F f)
+  template <class Op>
+  void enqueue(Op const& op)
   {
-    require(backend_.launch(stream_, pulseinfer::host_function{f}), "launch");
+    require(backend_.launch(stream_, op), Op::name);
   }
 
-  /// Calls f(token place, position, row) for each token of the rows, in stream order.
+  [[nodiscard]] new_tokens tokens_of(pulseinfer::row_list rows) const
+  {
+    return {.rows = rows, .info = kv_.table(kv_.first_layer(), pulseinfer::part::whole).info, .most = per_row_};
+  }
+
+  /// Calls f(token place, position, row) for each token of the rows, here and now.
   template <class F>
   void each_token(pulseinfer::row_list rows, F f)
   {
-    enqueue([this, rows, f] {
-      for (pulseinfer::row_id const row : rows) {
-        row_state const& state = rows_[to_index(row)];
-        for (std::uint32_t t = 0; t < state.count; ++t) { f(to_index(row) * per_row_ + t, state.begin + t, row); }
-      }
-    });
+    for (pulseinfer::row_id const row : rows) {
+      row_state const& state = rows_[to_index(row)];
+      for (std::uint32_t t = 0; t < state.count; ++t) { f(to_index(row) * per_row_ + t, state.begin + t, row); }
+    }
   }
 
   void embed(pulseinfer::row_list rows)
   {
+    // Where no row of a step was sampled, its inputs may not have been read yet.
+    if (!inputs_are_read_) { require(backend_.synchronize(stream_), "synchronize"); }
+    inputs_are_read_ = false;
     each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
-      model_.embed(rows_[to_index(row)].seed, position, hidden_.data() + place * model_.width);
+      model_.embed(rows_[to_index(row)].seed, position, inputs_.template as<float>() + place * model_.width);
     });
+    enqueue(take_inputs{
+      .tokens = tokens_of(rows),
+      .inputs = inputs_.template as<float>(),
+      .hidden = hidden_.template as<float>(),
+      .width = model_.width});
+  }
+
+  enum weight : std::size_t { query_weights, key_weights, value_weights, output_weights, weights_of_layer };
+
+  void multiply(
+    pulseinfer::row_list rows, pulseinfer::layer_id layer, weight which, pulseinfer::slab<Backend> const& source,
+    std::uint32_t inputs, pulseinfer::slab<Backend> const& target, std::uint32_t outputs)
+  {
+    enqueue(project_tokens{
+      .tokens = tokens_of(rows),
+      .matrix = weights_[to_index(layer) * weights_of_layer + which].template as<float>(),
+      .source = source.template as<float>(),
+      .target = target.template as<float>(),
+      .inputs = inputs,
+      .outputs = outputs,
+      .adds = which == output_weights});
   }
 
   void project(pulseinfer::layer_id layer, pulseinfer::row_list rows)
   {
-    each_token(rows, [this, layer](std::size_t place, std::uint32_t, pulseinfer::row_id) {
-      pulseinfer::kv_geometry const& g = model_.geometry;
-      float const* const h = hidden_.data() + place * model_.width;
-      std::size_t const l = to_index(layer);
-      std::uint32_t const q = g.query_heads * g.head_dim, k = g.kv_heads * g.head_dim,
-                          v = g.kv_heads * g.value_elements();
-      model_.multiply(model_.query[l], h, queries_.data() + place * q, q, model_.width);
-      model_.multiply(model_.key[l], h, keys_.data() + place * k, k, model_.width);
-      model_.multiply(model_.value[l], h, values_.data() + place * v, v, model_.width);
-    });
+    pulseinfer::kv_geometry const& g = model_.geometry;
+    multiply(rows, layer, query_weights, hidden_, model_.width, queries_, g.query_heads * g.head_dim);
+    multiply(rows, layer, key_weights, hidden_, model_.width, keys_, g.kv_heads * g.head_dim);
+    multiply(rows, layer, value_weights, hidden_, model_.width, values_, g.kv_heads * g.value_elements());
   }
 
-  [[nodiscard]] pulseinfer::tensor_view view(std::vector<float>& data, std::uint32_t heads, std::uint32_t dim)
+  [[nodiscard]] pulseinfer::tensor_view view(
+    pulseinfer::slab<Backend> const& data, std::uint32_t heads, std::uint32_t dim)
   {
     return pulseinfer::contiguous_tensor(data.data(), pulseinfer::dtype::float32, rows_.size() * per_row_, heads, dim);
   }
@@ -289,7 +324,7 @@ class synthetic_engine {
           .rows = v.rows,
           .queries = query_view(),
           .out = landed ? rest : whole,
-          .lse = landed ? other_lse_.data() : lse_.data(),
+          .lse = (landed ? other_lse_ : lse_).template as<float>(),
           .scale = 1.0F / std::sqrt(static_cast<float>(g.head_dim)),
           .most_queries = per_row_}),
       "attention");
@@ -301,9 +336,9 @@ class synthetic_engine {
             .rows = v.rows,
             .info = v.table.info,
             .result = whole,
-            .result_lse = lse_.data(),
+            .result_lse = lse_.template as<float>(),
             .other = rest,
-            .other_lse = other_lse_.data(),
+            .other_lse = other_lse_.template as<float>(),
             .most_queries = per_row_}),
         "merge");
     }
@@ -311,23 +346,18 @@ class synthetic_engine {
 
   void feed_forward(pulseinfer::layer_id layer, pulseinfer::row_list rows)
   {
-    each_token(rows, [this, layer](std::size_t place, std::uint32_t, pulseinfer::row_id) {
-      pulseinfer::kv_geometry const& g = model_.geometry;
-      std::uint32_t const o = g.query_heads * g.value_elements();
-      std::vector<float> added(model_.width);
-      model_.multiply(model_.output[to_index(layer)], out_.data() + place * o, added.data(), model_.width, o);
-      float* const h = hidden_.data() + place * model_.width;
-      for (std::uint32_t i = 0; i < model_.width; ++i) { h[i] = std::tanh(h[i] + added[i]); }
-    });
+    pulseinfer::kv_geometry const& g = model_.geometry;
+    multiply(rows, layer, output_weights, out_, g.query_heads * g.value_elements(), hidden_, model_.width);
   }
 
   void sample(pulseinfer::row_list rows)
   {
+    require(backend_.synchronize(stream_), "synchronize");
+    inputs_are_read_ = true;
     each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
-      float const* const h = hidden_.data() + place * model_.width;
+      float const* const h = hidden_.template as<float>() + place * model_.width;
       outputs_[{rows_[to_index(row)].seed, position}].assign(h, h + model_.width);
     });
-    require(backend_.synchronize(stream_), "synchronize");
   }
 
   Backend& backend_;
@@ -336,7 +366,9 @@ class synthetic_engine {
   Manager& kv_;
   std::uint32_t per_row_;
   std::vector<row_state> rows_;
-  std::vector<float> hidden_, keys_, values_, queries_, out_, other_, lse_, other_lse_;
+  pulseinfer::slab<Backend> inputs_, hidden_, keys_, values_, queries_, out_, other_, lse_, other_lse_;
+  std::vector<pulseinfer::slab<Backend>> weights_;  // [layers, weights_of_layer]
+  bool inputs_are_read_ = true;
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<float>> outputs_;
 };
 

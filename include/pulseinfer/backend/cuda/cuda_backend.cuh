@@ -5,6 +5,7 @@
 #include <pulseinfer/backend/cuda/copy.cuh>
 #include <pulseinfer/backend/cuda/device_guard.cuh>
 #include <pulseinfer/backend/cuda/error.cuh>
+#include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
 #include <pulseinfer/backend/cuda/launch.cuh>
 #include <pulseinfer/backend/cuda/memory.cuh>
 #include <pulseinfer/backend/cuda/options.cuh>
@@ -28,6 +29,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +65,11 @@ class cuda_backend {
         "cuda_options: max_streams " + std::to_string(options.max_streams) + ", max_events " +
         std::to_string(options.max_events) + ", max_copy_runs " + std::to_string(options.max_copy_runs) +
         ", max_blocks " + std::to_string(options.max_blocks) + "; none may be 0"};
+    }
+    if (options.pinned_chunk_bytes == 0 || options.pinned_chunk_bytes % detail::huge_page_bytes != 0) {
+      throw configuration_error{
+        "cuda_options: pinned_chunk_bytes " + std::to_string(options.pinned_chunk_bytes) + " is no multiple of " +
+        std::to_string(detail::huge_page_bytes)};
     }
     int devices = 0;
     errors_.require("cudaGetDeviceCount", cudaGetDeviceCount(&devices));
@@ -168,7 +175,8 @@ class cuda_backend {
     if (status const usable = check(stream); usable != status::ok) { return usable; }
     if (detail::moves_nothing(runs)) { return status::ok; }
     detail::device_guard const guard{options_.device};
-    detail::copy_result const result = detail::copy_runs(stream, runs);
+    std::shared_lock const lock{regions_mutex_};
+    detail::copy_result const result = detail::copy_runs(stream, runs, regions_);
     return errors_.note(result.call, result.code, status::transfer_failed);
   }
 
@@ -259,13 +267,22 @@ class cuda_backend {
   [[nodiscard]] void* allocate(memory_space space, std::size_t bytes)
   {
     detail::device_guard const guard{options_.device};
-    return detail::allocate_cuda_memory(ledger_, errors_, space, bytes);
+    void* const memory = detail::allocate_cuda_memory(ledger_, errors_, space, bytes, options_.pinned_chunk_bytes);
+    if (is_chunked(space, bytes)) {
+      std::unique_lock const lock{regions_mutex_};
+      regions_.push_back({static_cast<std::byte*>(memory), bytes, options_.pinned_chunk_bytes});
+    }
+    return memory;
   }
 
   void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
   {
     detail::device_guard const guard{options_.device};
-    detail::deallocate_cuda_memory(ledger_, errors_, space, pointer, bytes);
+    if (is_chunked(space, bytes)) {
+      std::unique_lock const lock{regions_mutex_};
+      std::erase_if(regions_, [&](detail::chunked_region const& region) { return region.begin == pointer; });
+    }
+    detail::deallocate_cuda_memory(ledger_, errors_, space, pointer, bytes, options_.pinned_chunk_bytes);
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
@@ -333,6 +350,11 @@ class cuda_backend {
     return errors_.device_lost() ? status::device_lost : status::ok;
   }
 
+  [[nodiscard]] bool is_chunked(memory_space space, std::size_t bytes) const noexcept
+  {
+    return space == memory_space::pinned && bytes >= detail::mapped_pinned_bytes && bytes > options_.pinned_chunk_bytes;
+  }
+
   cuda_options options_;
   clock::time_point start_ = clock::now();
   memory_ledger ledger_;
@@ -343,6 +365,9 @@ class cuda_backend {
   handle_table<event_tag> event_handles_;
   std::vector<cudaStream_t> streams_;  // [max_streams] by index of the handle
   std::vector<cudaEvent_t> events_;    // [max_events]
+
+  mutable std::shared_mutex regions_mutex_;
+  std::vector<detail::chunked_region> regions_;  // pinned memory of more than one registration
 };
 
 static_assert(backend<cuda_backend>);

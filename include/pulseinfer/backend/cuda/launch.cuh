@@ -3,6 +3,7 @@
 /// Runs an operation's items as a kernel.
 
 #include <pulseinfer/backend/cuda/group.cuh>
+#include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/device/group.hpp>
 #include <pulseinfer/types.hpp>
@@ -93,10 +94,14 @@ template <class Group, class Op>
     plan.shared_bytes(), stream);
 }
 
+/// As the operation's own kernel where it has one (kernel_override.cuh) that takes it, else as its generic body.
 /// @pre as plan_launch
 template <operation Op>
 [[nodiscard]] cudaError_t launch_operation(Op const& op, launch_plan const& plan, cudaStream_t stream) noexcept
 {
+  if constexpr (has_kernel_override<Op>) {
+    if (kernel_override<Op>::takes(op)) { return kernel_override<Op>::launch(op, stream); }
+  }
   std::uint64_t const items = op.shape().items;
   if (plan.group_threads == 1) { return launch_as<device::solo_group>(op, items, plan, stream); }
   if (plan.group_threads == 32) { return launch_as<device::warp_group>(op, items, plan, stream); }

@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/error.cuh>
 #include <pulseinfer/backend/memory_ledger.hpp>
+#include <pulseinfer/backend/pinned_pages.hpp>
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
 
@@ -14,31 +15,90 @@
 
 namespace pulseinfer::detail {
 
+/// Pinned memory from so many bytes on is mapped from the system and then registered, which is many times faster than what the
+/// runtime allocates itself.
+inline constexpr std::size_t mapped_pinned_bytes = std::size_t{16} << 20U;
+
+/// Registers pages with the CUDA runtime, for all of its contexts.
+struct cuda_page_registrar {
+  [[nodiscard]] static std::string add(std::byte* memory, std::size_t bytes)
+  {
+    cudaError_t const code = cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (code == cudaSuccess) { return {}; }
+    static_cast<void>(cudaGetLastError());
+    std::string const limit = locked_memory_limit();
+    return std::string{"cudaHostRegister: "} + cudaGetErrorName(code) + ", " + cudaGetErrorString(code) +
+      (limit.empty() ? "" : "; " + limit);
+  }
+  static void remove(std::byte* memory) noexcept
+  {
+    if (cudaHostUnregister(memory) != cudaSuccess) { static_cast<void>(cudaGetLastError()); }
+  }
+};
+
+static_assert(page_registrar<cuda_page_registrar>);
+
+/// @param chunk_bytes of one registration
+/// @throws resource_error, with the process's limit on locked memory where it has one
+[[nodiscard]] inline void* map_pinned_memory(std::size_t bytes, std::size_t chunk_bytes)
+{
+  std::byte* const memory = map_pages(bytes);
+  try {
+    cuda_page_registrar registrar;
+    add_chunks(registrar, memory, mapped_bytes(bytes), chunk_bytes);
+  } catch (...) {
+    unmap_pages(memory, bytes);
+    throw;
+  }
+  return memory;
+}
+
+inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chunk_bytes) noexcept
+{
+  cuda_page_registrar registrar;
+  remove_chunks(registrar, static_cast<std::byte*>(memory), mapped_bytes(bytes), chunk_bytes);
+  unmap_pages(static_cast<std::byte*>(memory), bytes);
+}
+
+/// @param chunk_bytes of one registration of pinned memory
 /// @return 256-byte aligned, contents undefined; nullptr for 0 bytes
 /// @throws resource_error past the ledger's limit or when CUDA has no memory; cuda_error when pinned memory has two addresses
 [[nodiscard]] inline void* allocate_cuda_memory(
-  memory_ledger& ledger, cuda_error_log& errors, memory_space space, std::size_t bytes)
+  memory_ledger& ledger, cuda_error_log& errors, memory_space space, std::size_t bytes, std::size_t chunk_bytes)
 {
   if (bytes == 0) { return nullptr; }
   ledger.take(space, bytes);
   void* pointer = nullptr;
-  cudaError_t const code = space == memory_space::device
-    ? cudaMalloc(&pointer, bytes)
-    : cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  if (code != cudaSuccess) {
-    ledger.give_back(space, bytes);
-    status const result =
-      errors.note(space == memory_space::device ? "cudaMalloc" : "cudaHostAlloc", code, status::resource_exhausted);
-    std::string const text = errors.last_error() + "; " + name_of(space) + " memory: " + std::to_string(bytes) +
-      " B asked for beside " + std::to_string(ledger.used_bytes(space)) + " B in use";
-    if (result == status::resource_exhausted) { throw resource_error{text}; }
-    throw cuda_error{result, code, text};
+  if (space == memory_space::pinned && bytes >= mapped_pinned_bytes) {
+    try {
+      pointer = map_pinned_memory(bytes, chunk_bytes);
+    } catch (...) {
+      ledger.give_back(space, bytes);
+      throw;
+    }
+  } else {
+    cudaError_t const code = space == memory_space::device
+      ? cudaMalloc(&pointer, bytes)
+      : cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (code != cudaSuccess) {
+      ledger.give_back(space, bytes);
+      status const result =
+        errors.note(space == memory_space::device ? "cudaMalloc" : "cudaHostAlloc", code, status::resource_exhausted);
+      std::string const text = errors.last_error() + "; " + name_of(space) + " memory: " + std::to_string(bytes) +
+        " B asked for beside " + std::to_string(ledger.used_bytes(space)) + " B in use";
+      if (result == status::resource_exhausted) { throw resource_error{text}; }
+      throw cuda_error{result, code, text};
+    }
   }
   if (space == memory_space::pinned) {
     void* seen_by_device = nullptr;
     cudaError_t const mapped = cudaHostGetDevicePointer(&seen_by_device, pointer, 0);
     if (mapped != cudaSuccess || seen_by_device != pointer) {
-      static_cast<void>(cudaFreeHost(pointer));
+      if (bytes >= mapped_pinned_bytes) {
+        unmap_pinned_memory(pointer, bytes, chunk_bytes);
+      } else {
+        static_cast<void>(cudaFreeHost(pointer));
+      }
       ledger.give_back(space, bytes);
       errors.require("cudaHostGetDevicePointer", mapped);
       throw cuda_error{
@@ -51,12 +111,17 @@ namespace pulseinfer::detail {
 
 /// Tolerates a runtime that is already unloaded.
 inline void deallocate_cuda_memory(
-  memory_ledger& ledger, cuda_error_log& errors, memory_space space, void* pointer, std::size_t bytes) noexcept
+  memory_ledger& ledger, cuda_error_log& errors, memory_space space, void* pointer, std::size_t bytes,
+  std::size_t chunk_bytes) noexcept
 {
   if (pointer == nullptr) { return; }
-  bool const is_device = space == memory_space::device;
-  static_cast<void>(
-    errors.note(is_device ? "cudaFree" : "cudaFreeHost", is_device ? cudaFree(pointer) : cudaFreeHost(pointer)));
+  if (space == memory_space::device) {
+    static_cast<void>(errors.note("cudaFree", cudaFree(pointer)));
+  } else if (bytes >= mapped_pinned_bytes) {
+    unmap_pinned_memory(pointer, bytes, chunk_bytes);
+  } else {
+    static_cast<void>(errors.note("cudaFreeHost", cudaFreeHost(pointer)));
+  }
   ledger.give_back(space, bytes);
 }
 

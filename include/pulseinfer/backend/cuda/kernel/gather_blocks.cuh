@@ -1,0 +1,265 @@
+#pragma once
+
+/// gather_blocks for the link: reads of mapped host memory that keep many requests in flight from few multiprocessors.
+
+#include <pulseinfer/backend/cuda/kernel_override.cuh>
+#include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/types.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace pulseinfer::detail {
+
+/// Threads of a block of the gather. @source transfer study: 512 threads with eight 16-byte loads each reach the link's limit for
+/// reads by multiprocessors with 4 blocks; more threads or blocks add nothing
+inline constexpr std::uint32_t gather_threads = 512;
+/// More blocks slow the kernels beside them and bring nothing.
+inline constexpr std::uint32_t most_gather_blocks = 12;
+inline constexpr std::uint32_t gather_loads = 8;
+
+/// A lane of `Width` bytes.
+template <std::uint32_t Width>
+struct gather_lane;
+template <>
+struct gather_lane<16> {
+  std::uint32_t x, y, z, w;
+  __device__ void load(std::byte const* from)
+  {
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "l"(from));
+  }
+  __device__ void store(std::byte* to) const
+  {
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+  }
+};
+template <>
+struct gather_lane<8> {
+  std::uint64_t x;
+  __device__ void load(std::byte const* from)
+  {
+    asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1];" : "=l"(x) : "l"(from));
+  }
+  __device__ void store(std::byte* to) const
+  {
+    asm volatile("st.global.L1::no_allocate.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+  }
+};
+template <>
+struct gather_lane<4> {
+  std::uint32_t x;
+  __device__ void load(std::byte const* from)
+  {
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
+  }
+  __device__ void store(std::byte* to) const
+  {
+    asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+  }
+};
+template <>
+struct gather_lane<1> {
+  std::uint32_t x;
+  __device__ void load(std::byte const* from)
+  {
+    asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(x) : "l"(from));
+  }
+  __device__ void store(std::byte* to) const
+  {
+    asm volatile("st.global.L1::no_allocate.u8 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+  }
+};
+
+/// What all blocks of the gather know of its plan.
+struct gather_scene {
+  recall_entry const* entries;    // of the first row on
+  std::byte const* const* slabs;  // [head_groups] of the layer
+  std::byte* slots;
+  std::uint64_t block_stride;
+  std::uint64_t slot_stride;
+  std::uint32_t block_bytes;
+  std::uint32_t head_groups;
+  std::uint32_t count;
+};
+
+struct gather_ends {
+  std::byte const* source;
+  std::byte* target;
+};
+
+[[nodiscard]] __device__ inline gather_ends ends_of(gather_scene const& scene, recall_entry const& entry)
+{
+  std::uint32_t const group =
+    scene.head_groups == 1 ? 0U : static_cast<std::uint32_t>(to_number(entry.lane)) % scene.head_groups;
+  return {
+    scene.slabs[group] + to_index(entry.source) * scene.block_stride,
+    scene.slots + to_index(entry.target) * scene.slot_stride};
+}
+
+[[nodiscard]] __device__ inline recall_entry load_entry(recall_entry const* from)
+{
+  uint4 const words = __ldg(reinterpret_cast<uint4 const*>(from));
+  recall_entry entry;
+  entry.source = static_cast<host_block_id>(words.x);
+  entry.target = static_cast<slot_id>(words.y);
+  entry.lane = static_cast<lane_id>(words.z);
+  entry.block = static_cast<block_id>(words.w);
+  return entry;
+}
+
+/// Blocks of a tile or more: a warp takes pieces of one block, and reads the next piece's entry while its loads fly.
+template <std::uint32_t Width>
+__device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
+{
+  using lane_type = gather_lane<Width>;
+  constexpr std::uint32_t tile_bytes = 32 * gather_loads * Width;
+  std::uint32_t const lane = threadIdx.x % 32U;
+  std::uint32_t const tiles_per_block = divide_up(scene.block_bytes, tile_bytes);
+  std::uint32_t const entry_step = warps / tiles_per_block;
+  std::uint32_t const tile_step = warps % tiles_per_block;
+  std::uint32_t place = warp / tiles_per_block;
+  std::uint32_t tile = warp % tiles_per_block;
+  recall_entry entry{};
+  if (place < scene.count) { entry = load_entry(scene.entries + place); }
+  while (place < scene.count) {
+    gather_ends const ends = ends_of(scene, entry);
+    std::uint32_t const begin = tile * tile_bytes;
+    std::uint32_t const rest = scene.block_bytes - begin;
+    lane_type values[gather_loads];
+    bool const whole = rest >= tile_bytes;
+    std::uint32_t const lanes = whole ? 32 * gather_loads : rest / Width;
+    std::byte const* const source = ends.source + begin + lane * Width;
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      if (whole || lane + i * 32U < lanes) { values[i].load(source + i * 32U * Width); }
+    }
+    place += entry_step;
+    tile += tile_step;
+    if (tile >= tiles_per_block) {
+      tile -= tiles_per_block;
+      ++place;
+    }
+    if (place < scene.count) { entry = load_entry(scene.entries + place); }
+    std::byte* const target = ends.target + begin + lane * Width;
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      if (whole || lane + i * 32U < lanes) { values[i].store(target + i * 32U * Width); }
+    }
+  }
+}
+
+/// Blocks of less than a tile: a warp takes a tile of all blocks laid end to end, so that as many loads fly.
+template <std::uint32_t Width>
+__device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
+{
+  using lane_type = gather_lane<Width>;
+  std::uint32_t const per_block = scene.block_bytes / Width;
+  std::uint64_t const all = std::uint64_t{scene.count} * per_block;
+  std::uint64_t const step = std::uint64_t{warps} * 32U * gather_loads;
+  for (std::uint64_t first = std::uint64_t{warp} * 32U * gather_loads; first < all; first += step) {
+    lane_type values[gather_loads];
+    std::byte* targets[gather_loads];
+    // 32 bits hold a place in the tile's own blocks, and divide fast.
+    std::uint64_t const first_entry = first / per_block;
+    auto const skipped = static_cast<std::uint32_t>(first - first_entry * per_block);
+    recall_entry entries[gather_loads];
+    std::uint32_t offsets[gather_loads];
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      std::uint32_t const place = skipped + i * 32U + threadIdx.x % 32U;
+      std::uint32_t const entry = place / per_block;
+      offsets[i] = (place - entry * per_block) * Width;
+      if (first_entry + entry < scene.count) { entries[i] = load_entry(scene.entries + first_entry + entry); }
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      std::uint32_t const place = skipped + i * 32U + threadIdx.x % 32U;
+      targets[i] = nullptr;
+      if (first_entry + place / per_block < scene.count) {
+        gather_ends const ends = ends_of(scene, entries[i]);
+        targets[i] = ends.target + offsets[i];
+        values[i].load(ends.source + offsets[i]);
+      }
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      if (targets[i] != nullptr) { values[i].store(targets[i]); }
+    }
+  }
+}
+
+template <std::uint32_t Width>
+__device__ void gather_as(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
+{
+  if (scene.block_bytes >= 32U * gather_loads * Width) {
+    gather_tiles<Width>(scene, warp, warps);
+  } else {
+    gather_small<Width>(scene, warp, warps);
+  }
+}
+
+/// Slabs that a block of threads keeps at hand: where the table lies on the host, each look at it takes a way over the link.
+inline constexpr std::uint32_t gather_slabs = 64;
+
+template <class Op>
+__global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const op)
+{
+  __shared__ std::byte const* slabs[gather_slabs];
+  recall_plan_ref const& plan = op.plan;
+  std::byte* const* const table = plan.host.slab_base + to_index(plan.layer) * plan.host.head_groups;
+  bool const at_hand = plan.head_groups <= gather_slabs;
+  for (std::uint32_t group = threadIdx.x; at_hand && group < plan.head_groups; group += blockDim.x) {
+    slabs[group] = table[group];
+  }
+  gather_scene scene;
+  scene.slots = plan.pool.layer_base[to_index(plan.layer)];
+  std::uint32_t const begin = plan.row_begin[op.first_row];
+  scene.count = plan.row_begin[op.first_row + op.row_count] - begin;
+  scene.entries = plan.entries + begin;
+  scene.block_stride = plan.host.block_stride;
+  scene.slot_stride = plan.pool.slot_stride;
+  scene.block_bytes = static_cast<std::uint32_t>(plan.block_bytes);
+  scene.head_groups = plan.head_groups;
+  __syncthreads();
+  scene.slabs = at_hand ? slabs : table;
+  std::uint64_t low =
+    reinterpret_cast<std::uintptr_t>(scene.slots) | scene.block_stride | scene.slot_stride | scene.block_bytes;
+  for (std::uint32_t group = 0; group < plan.head_groups; ++group) {
+    low |= reinterpret_cast<std::uintptr_t>(scene.slabs[group]);
+  }
+  // Warps of all blocks in turn, so that a short plan is spread over the blocks.
+  std::uint32_t const warp = threadIdx.x / 32U * gridDim.x + blockIdx.x;
+  std::uint32_t const warps = gridDim.x * (gather_threads / 32U);
+  if (low % 16U == 0) {
+    gather_as<16>(scene, warp, warps);
+  } else if (low % 8U == 0) {
+    gather_as<8>(scene, warp, warps);
+  } else if (low % 4U == 0) {
+    gather_as<4>(scene, warp, warps);
+  } else {
+    gather_as<1>(scene, warp, warps);
+  }
+}
+
+template <>
+struct kernel_override<gather_blocks> {
+  [[nodiscard]] static bool takes(gather_blocks const& op) noexcept { return op.plan.block_bytes < 0x80000000U; }
+
+  static cudaError_t launch(gather_blocks const& op, cudaStream_t stream) noexcept
+  {
+    void* arguments[] = {const_cast<gather_blocks*>(&op)};
+    return cudaLaunchKernel(
+      reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks>),
+      dim3{std::min(op.groups, most_gather_blocks)}, dim3{gather_threads}, arguments, 0, stream);
+  }
+};
+
+static_assert(has_kernel_override<gather_blocks>);
+
+}  // namespace pulseinfer::detail

@@ -1,0 +1,133 @@
+#pragma once
+
+/// Large pinned host memory: pages of the system's own, touched in parallel, registered with the device in chunks.
+
+#include <pulseinfer/error.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <pthread.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+namespace pulseinfer::detail {
+
+/// Makes memory known to a device's driver. @return empty, or the driver's own words for why not
+template <class R>
+concept page_registrar = requires(R& registrar, std::byte* memory, std::size_t bytes)
+{
+  {
+    registrar.add(memory, bytes)
+    } -> std::same_as<std::string>;
+  {
+    registrar.remove(memory)
+  }
+  noexcept;
+};
+
+/// Gives the chunks of `bytes` back, the last one first.
+template <page_registrar Registrar>
+void remove_chunks(Registrar& registrar, std::byte* memory, std::size_t bytes, std::size_t chunk_bytes) noexcept
+{
+  for (std::size_t end = bytes; end > 0;) {
+    std::size_t const begin = (end - 1) / chunk_bytes * chunk_bytes;
+    registrar.remove(memory + begin);
+    end = begin;
+  }
+}
+
+/// Registers `bytes` in pieces of `chunk_bytes`, of which the last may be smaller. On a refusal nothing stays registered.
+/// @throws resource_error: how much was pinned, which chunk failed, the driver's words
+template <page_registrar Registrar>
+void add_chunks(Registrar& registrar, std::byte* memory, std::size_t bytes, std::size_t chunk_bytes)
+{
+  std::size_t const chunks = (bytes + chunk_bytes - 1) / chunk_bytes;
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    std::size_t const begin = chunk * chunk_bytes;
+    std::string const refusal = registrar.add(memory + begin, std::min(chunk_bytes, bytes - begin));
+    if (refusal.empty()) { continue; }
+    remove_chunks(registrar, memory, begin, chunk_bytes);
+    throw resource_error{
+      "pinning_refused: " + std::to_string(begin) + " of " + std::to_string(bytes) + " B pinned, chunk " +
+      std::to_string(chunk + 1) + " of " + std::to_string(chunks) + " failed: " + refusal};
+  }
+}
+
+/// What the system lets a process lock, for a message; empty where there is no limit.
+[[nodiscard]] inline std::string locked_memory_limit()
+{
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) { return {}; }
+  return "the process may lock " + std::to_string(limit.rlim_cur) + " B (ulimit -l)";
+}
+
+inline constexpr std::size_t huge_page_bytes = std::size_t{2} << 20U;
+
+/// Bytes that a mapping of `bytes` takes: whole huge pages.
+[[nodiscard]] constexpr std::size_t mapped_bytes(std::size_t bytes) noexcept
+{
+  return (bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+}
+
+/// A part of a mapping that one thread writes to.
+struct touched_part {
+  std::byte* begin = nullptr;
+  std::byte* end = nullptr;
+
+  static void* touch(void* argument) noexcept
+  {
+    auto const& part = *static_cast<touched_part const*>(argument);
+    for (std::byte* at = part.begin; at < part.end; at += 4096) {
+      *static_cast<std::byte volatile*>(at) = std::byte{0};
+    }
+    return nullptr;
+  }
+};
+
+/// Maps memory on huge pages where the system has them, and writes to every page from several threads, so that pages exist
+/// before they are pinned: much faster than letting a driver make them one by one. They lie near the threads that touch them.
+/// @return aligned to huge pages; mapped_bytes(bytes) long   @throws resource_error
+[[nodiscard]] inline std::byte* map_pages(std::size_t bytes)
+{
+  std::size_t const wanted = mapped_bytes(bytes);
+  void* const mapped =
+    mmap(nullptr, wanted + huge_page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    throw resource_error{"out_of_host_memory: the system does not map " + std::to_string(wanted) + " B"};
+  }
+  std::size_t const before =
+    (huge_page_bytes - reinterpret_cast<std::uintptr_t>(mapped) % huge_page_bytes) % huge_page_bytes;
+  auto* const memory = static_cast<std::byte*>(mapped) + before;
+  if (before > 0) { static_cast<void>(munmap(mapped, before)); }
+  if (before < huge_page_bytes) { static_cast<void>(munmap(memory + wanted, huge_page_bytes - before)); }
+  static_cast<void>(madvise(memory, wanted, MADV_HUGEPAGE));
+
+  constexpr std::size_t most = 16;
+  long const processors = sysconf(_SC_NPROCESSORS_ONLN);
+  std::size_t const pages = wanted / huge_page_bytes;
+  std::size_t const count = std::min({pages, most, static_cast<std::size_t>(std::max(1L, processors))});
+  touched_part parts[most];
+  pthread_t threads[most];
+  std::size_t started = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    parts[i] = {memory + pages * i / count * huge_page_bytes, memory + pages * (i + 1) / count * huge_page_bytes};
+    if (i + 1 == count || pthread_create(&threads[started], nullptr, &touched_part::touch, &parts[i]) != 0) {
+      touched_part::touch(&parts[i]);
+    } else {
+      ++started;
+    }
+  }
+  for (std::size_t i = 0; i < started; ++i) { static_cast<void>(pthread_join(threads[i], nullptr)); }
+  return memory;
+}
+
+inline void unmap_pages(std::byte* memory, std::size_t bytes) noexcept
+{
+  static_cast<void>(munmap(memory, mapped_bytes(bytes)));
+}
+
+}  // namespace pulseinfer::detail
