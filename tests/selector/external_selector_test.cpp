@@ -159,6 +159,9 @@ TEST_SUITE("selector")
         CHECK(h.arrays.selected(lane) == pulseinfer_test::selection_of(c.info[lane / 2], 4, own, 6, 1, 2));
       }
       CHECK(h.select() == status::invalid_state);
+      REQUIRE(h.import_scores(scores) == status::ok);
+      CHECK(h.select(false) == status::ok);  // a prefetch leaves the scores
+      CHECK(h.select() == status::ok);
     }
   }
 
