@@ -236,6 +236,7 @@ class pattern_engine {
   std::uint64_t query_seed = 0;
   std::uint32_t most_visits = ~0U;  ///< the loop is left early after so many
   std::uint64_t visits = 0;
+  std::uint64_t selections = 0;  ///< a sum that tells what was selected, for every row, layer and position so far
   std::function<void(pulseinfer::layer_id, pulseinfer::row_list)> before_enter;
 
  private:
@@ -364,6 +365,12 @@ class pattern_engine {
         report("row %d, layer %d: open block %u of %u is not selected", row, layer, b, blocks);
         return;
       }
+    }
+
+    if (v.part != part::landed) {
+      std::uint64_t told = mixed({state.seed, state.begin, to_index(v.layer), g});
+      for (std::uint32_t i = 0; i < count; ++i) { told = mixed({told, to_index(wanted[i])}); }
+      selections += told;
     }
 
     residency_ref const books = kv_.books().residency();

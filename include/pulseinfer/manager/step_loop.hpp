@@ -20,15 +20,15 @@ class step_loop {
     using value_type = visit;
     using difference_type = std::ptrdiff_t;
 
-    explicit iterator(Manager& manager) : manager_{&manager}, ended_{!manager.next_visit(visit_)} {}
+    explicit iterator(Manager& manager) noexcept : manager_{&manager}, ended_{!manager.next_visit(visit_)} {}
 
     [[nodiscard]] visit const& operator*() const noexcept { return visit_; }
-    iterator& operator++()
+    iterator& operator++() noexcept
     {
       ended_ = !manager_->next_visit(visit_);
       return *this;
     }
-    void operator++(int) { ++*this; }
+    void operator++(int) noexcept { ++*this; }
     [[nodiscard]] friend bool operator==(iterator const& it, std::default_sentinel_t) noexcept { return it.ended_; }
 
    private:
@@ -37,9 +37,9 @@ class step_loop {
     bool ended_;
   };
 
-  explicit step_loop(Manager& manager) : manager_{&manager} {}
+  explicit step_loop(Manager& manager) noexcept : manager_{&manager} {}
 
-  [[nodiscard]] iterator begin() const { return iterator{*manager_}; }
+  [[nodiscard]] iterator begin() const noexcept { return iterator{*manager_}; }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
 
  private:

@@ -1,0 +1,12 @@
+#pragma once
+
+/// Counts what a program allocates, in all of its threads. The operators are replaced in counting_new.cpp.
+
+#include <cstdint>
+
+namespace pulseinfer_test {
+
+/// Allocations by any operator new since the program began.
+[[nodiscard]] std::uint64_t allocations() noexcept;
+
+}  // namespace pulseinfer_test
