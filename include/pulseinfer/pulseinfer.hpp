@@ -96,6 +96,7 @@
 #include <pulseinfer/backend/host_memory.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
 #include <pulseinfer/backend/observation.hpp>
+#include <pulseinfer/backend/pinned_pages.hpp>
 #include <pulseinfer/backend/stored_operation.hpp>
 #include <pulseinfer/backend/task_queue.hpp>
 #include <pulseinfer/backend/trace_record.hpp>
@@ -137,6 +138,7 @@
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 
+#include <pulseinfer/transfer/batch_copy_engine.hpp>
 #include <pulseinfer/transfer/block_fragments.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
