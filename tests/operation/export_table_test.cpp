@@ -281,22 +281,6 @@ TEST_SUITE("operation")
     CHECK(token_slots[70] == -1);
   }
 
-  TEST_CASE("exports show -1 where a listed block did not arrive")
-  {
-    cache c{geometry_of(4, 1), {{30}}, 3, false};
-    pulseinfer::block_table const table = c.table(1, [](std::uint32_t, std::uint32_t) { return true; });
-    const_cast<pulseinfer::slot_id*>(table.slots)[2] = pulseinfer::none<pulseinfer::slot_id>;
-    pulseinfer::export_lists const lists{.table = table, .rows = c.rows(), .width = table.stride};
-    engine_array<std::int32_t> slots{lists.width};
-    engine_array<std::int64_t> token_slots{lists.width * 4};
-    run_solo(pulseinfer::export_dense_table{.lists = lists, .slots = slots.data()});
-    run_solo(pulseinfer::export_token_slots{.lists = lists, .token_slots = token_slots.data()});
-    for (std::uint32_t i = 0; i < 30; ++i) {
-      CHECK((slots[i / 4] < 0) == (i / 4 == 2));
-      CHECK((token_slots[i] < 0) == (i / 4 == 2));
-    }
-  }
-
   TEST_CASE("exports without refusals or lengths asked write nothing there")
   {
     cache c{geometry_of(4, 1), {{9}}, 3, false};

@@ -14,12 +14,16 @@ namespace pulseinfer::device {
 
 namespace land_detail {
 
-/// Takes a slot out of a list, leaving none in its place.
-PULSEINFER_HOST_DEVICE inline void strike(slot_id* list, std::uint32_t count, slot_id slot)
+/// Takes a slot out of a list. Those behind it close up: attention that waits for the recall may read the list before the
+/// host knows of the failure.
+PULSEINFER_HOST_DEVICE inline void strike(slot_id* list, std::uint32_t& count, slot_id slot)
 {
+  std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (list[i] == slot) { list[i] = none<slot_id>; }
+    if (list[i] != slot) { list[kept++] = list[i]; }
   }
+  for (std::uint32_t i = kept; i < count; ++i) { list[i] = none<slot_id>; }
+  if (kept != count) { count = kept; }
 }
 
 /// A block that did not arrive is a miss again, its slot empty and in no list.

@@ -19,8 +19,6 @@ namespace pulseinfer {
 /// head group g of the i-th row of `rows`; the lists of the places behind them, up to `padded_rows`, are empty. An export
 /// writes every place of its arrays, so that nothing of an earlier step stays in them, and nothing else.
 ///
-/// The place of a block that was listed and did not arrive holds -1 in every form.
-///
 /// A lane with more blocks than `width` is refused: its list is empty and `refused` says so. `table.stride` is always wide
 /// enough; the layer's budget is where every row is sparse.
 struct export_lists {
@@ -202,8 +200,9 @@ struct export_token_slots {
     slot_id const* const slots = lists.slots(item);
     std::int64_t* const out = token_slots + item * places;
     for (std::uint64_t i = group.thread_rank(); i < places; i += group.size()) {
-      slot_id const slot = i < tokens ? slots[i / block_tokens] : none<slot_id>;
-      out[i] = is_none(slot) ? -1 : static_cast<std::int64_t>(to_index(slot) * block_tokens + i % block_tokens);
+      out[i] = i < tokens
+        ? static_cast<std::int64_t>(to_index(slots[i / block_tokens]) * block_tokens + i % block_tokens)
+        : -1;
     }
     if (group.thread_rank() != 0) { return; }
     if (lengths != nullptr) { lengths[item] = static_cast<std::int32_t>(tokens); }
