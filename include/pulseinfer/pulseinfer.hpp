@@ -139,7 +139,6 @@
 #include <pulseinfer/selector/solo_head_selector.hpp>
 
 #include <pulseinfer/transfer/batch_copy_engine.hpp>
-#include <pulseinfer/transfer/batch_copy_engine.hpp>
 #include <pulseinfer/transfer/block_fragments.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
