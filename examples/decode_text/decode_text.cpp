@@ -147,11 +147,11 @@ class progress_bar {
 void take_prompts(char const* label, decoder& to, std::span<row_text const> rows, stopwatch& watch)
 {
   std::uint64_t total = 0, before = 0;
-  for (row_text const& row : rows) total += row.prompt.size() - 1;
+  for (row_text const& row : rows) total += row.prompt.size();
   progress_bar bar{label, total};
   for (std::uint32_t row = 0; row < rows.size(); ++row) {
     watch.time([&] { to.prefill(row, rows[row].prompt, [&](std::uint32_t done) { bar.show(before + done); }); });
-    before += rows[row].prompt.size() - 1;
+    before += rows[row].prompt.size();
   }
 }
 
@@ -163,7 +163,7 @@ struct result {
   std::uint64_t dense_bytes = 0, sparse_bytes = 0, peak_bytes = 0;
 };
 
-// Feeds all three the true continuation and compares what they predict.
+// Feeds all three the true continuation and compares what they predict for each of its tokens.
 result follow_text(subject const& what, dense_decoder& dense, offload_decoder& sparse, dense_decoder& window)
 {
   result found;
@@ -171,18 +171,17 @@ result follow_text(subject const& what, dense_decoder& dense, offload_decoder& s
   progress_bar bar{"decode", steps};
   std::vector<std::int32_t> tokens(what.rows.size());
   for (std::size_t step = 0; step < steps; ++step) {
-    for (std::size_t row = 0; row < tokens.size(); ++row) {
-      tokens[row] = step == 0 ? what.rows[row].prompt.back() : what.rows[row].continuation[step - 1];
+    for (std::uint32_t row = 0; row < tokens.size(); ++row) {
+      tokens[row] = what.rows[row].continuation[step];
+      std::vector<float> const reference = log_probabilities(dense.logits(row));
+      found.sparse.add(reference, log_probabilities(sparse.logits(row)), tokens[row]);
+      // What follows the prompt itself is the dense prediction for both.
+      std::vector<float> const seen = step == 0 ? reference : log_probabilities(window.logits(row));
+      found.window.add(reference, seen, tokens[row]);
     }
     found.dense_watch.time([&] { dense.step(tokens); });
     found.sparse_watch.time([&] { sparse.step(tokens); });
     found.window_watch.time([&] { window.step(tokens); });
-    for (std::uint32_t row = 0; row < tokens.size(); ++row) {
-      std::int32_t const next = what.rows[row].continuation[step];
-      std::vector<float> const reference = log_probabilities(dense.logits(row));
-      found.sparse.add(reference, log_probabilities(sparse.logits(row)), next);
-      found.window.add(reference, log_probabilities(window.logits(row)), next);
-    }
     bar.show(step + 1);
   }
   found.counters = sparse.counters();
@@ -198,11 +197,9 @@ std::vector<std::int32_t> write_on(subject const& what, decoder& with, std::uint
 {
   std::vector<std::int32_t> written, tokens(what.rows.size());
   for (std::uint32_t step = 0; step < count; ++step) {
-    for (std::uint32_t row = 0; row < tokens.size(); ++row) {
-      tokens[row] = step == 0 ? what.rows[row].continuation.back() : likeliest(with.logits(row));
-    }
+    for (std::uint32_t row = 0; row < tokens.size(); ++row) { tokens[row] = likeliest(with.logits(row)); }
+    written.push_back(tokens[0]);
     with.step(tokens);
-    written.push_back(likeliest(with.logits(0)));
   }
   return written;
 }
@@ -312,7 +309,7 @@ void run(run_options options)
   std::uint32_t const after = options.decode_tokens + options.generate_tokens;
   for (row_text const& row : what.rows) {
     auto const prompt = static_cast<std::uint32_t>(row.prompt.size());
-    lengths.push_back({.prompt_tokens = prompt - 1, .max_tokens = prompt - 1 + after});
+    lengths.push_back({.prompt_tokens = prompt - 1, .max_tokens = prompt + after});
   }
   auto const rows = static_cast<std::uint32_t>(what.rows.size());
   std::uint32_t const longest = lengths.front().max_tokens;

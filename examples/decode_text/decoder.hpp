@@ -15,10 +15,11 @@ class decoder {
 
   virtual ~decoder() = default;
 
-  /// Takes a row's prompt in, all but its last token: that one is the first step's.
+  /// Takes a row's prompt in: all but the last token as a prefill, the last one as the row's first step. Afterwards `logits`
+  /// holds what follows the prompt.
   virtual void prefill(std::uint32_t row, std::span<std::int32_t const> prompt, progress const& report) = 0;
 
-  /// Runs one token of each row; afterwards `logits` holds what follows it.
+  /// Runs one more token of each row; afterwards `logits` holds what follows it.
   /// @param tokens [rows]
   virtual void step(std::span<std::int32_t const> tokens) = 0;
 

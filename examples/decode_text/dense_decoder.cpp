@@ -28,6 +28,10 @@ void dense_decoder::prefill(std::uint32_t row, std::span<std::int32_t const> pro
     rest = rest.subspan(count);
     report(lengths_[row]);
   }
+  engine_.feed(row, prompt.last(1), lengths_[row]++);
+  run_layers({&row, 1});
+  engine_.sample({&row, 1});
+  report(lengths_[row]);
 }
 
 void dense_decoder::step(std::span<std::int32_t const> tokens)

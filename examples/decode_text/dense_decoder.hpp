@@ -25,7 +25,7 @@ class dense_decoder : public decoder {
   /// From now on attention reads these blocks only, the one that is being filled among the recent ones.
   void read_only(std::uint32_t sink_blocks, std::uint32_t recent_blocks);
 
-  /// The state after the prompts, so that one prefill serves two decodings.
+  /// The cache after the prompts, so that one prefill serves two decodings. `logits` is not taken over.
   void copy_prompts_from(dense_decoder const& other);
 
   [[nodiscard]] std::uint64_t bytes() const noexcept;

@@ -37,7 +37,7 @@ struct offload_options {
   std::uint32_t trace_records = 0;                   // 0: no timeline
 };
 
-/// Tokens that a row's prompt has, and all that it may have.
+/// Tokens that a row takes in as a prefill, one less than its prompt has, and all that it may have.
 struct row_lengths {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;

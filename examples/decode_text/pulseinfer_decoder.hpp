@@ -33,21 +33,15 @@ class pulseinfer_decoder : public offload_decoder {
     host_engine::llama_weights const& weights, offload_options const& options, Selector const& selector,
     std::span<row_lengths const> rows)
     : options_{options},
+      lengths_{rows.begin(), rows.end()},
       backend_{pulseinfer::trace_options{.max_records = options.trace_records}},
       compute_{backend_.create_stream("compute")},
       kv_{backend_, compute_, geometry_of(weights.geometry, options), sizes_of(options, rows), selector},
       engine_{
-        backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}}
+        backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}},
+      rows_(rows.size(), pulseinfer::none<pulseinfer::row_id>)
   {
     paged_table::expect(kv_.layout(), weights.geometry);
-    for (row_lengths const& row : rows) {
-      pulseinfer::sequence_options const request{.prompt_tokens = row.prompt_tokens, .max_tokens = row.max_tokens};
-      pulseinfer::row_id place;
-      if (kv_.open(request, place) != pulseinfer::admission::admitted) {
-        throw std::runtime_error{"a row was not admitted: it " + kv_.explain_refusal(request)};
-      }
-      rows_.push_back(place);
-    }
   }
 
   // What is enqueued names members: it runs out before they go.
@@ -55,20 +49,26 @@ class pulseinfer_decoder : public offload_decoder {
 
   void prefill(std::uint32_t row, std::span<std::int32_t const> prompt, progress const& report) override
   {
+    open(row);
     std::span<std::int32_t const> rest = prompt.first(prompt.size() - 1);
     while (!rest.empty()) {
       std::size_t const count = std::min<std::size_t>(options_.chunk, rest.size());
       begin(rows_[row], rest.first(count));
-      run_step({&batch_[0], batch_.size()}, count == rest.size());
+      run_step(count == rest.size());
       rest = rest.subspan(count);
       report(static_cast<std::uint32_t>(prompt.size() - 1 - rest.size()));
     }
+    // Its first step: the row leaves what it does not need in its slots, and the next prompt finds room.
+    begin(rows_[row], prompt.last(1));
+    run_step(false);
+    kv_.finish_sample();
+    report(static_cast<std::uint32_t>(prompt.size()));
   }
 
   void step(std::span<std::int32_t const> tokens) override
   {
     for (std::size_t row = 0; row < rows_.size(); ++row) begin(rows_[row], tokens.subspan(row, 1));
-    run_step(batch_, false);
+    run_step(false);
     kv_.finish_sample();
     steps_.push_back(kv_.last_sample());
     counters_.add(kv_.last_sample());
@@ -119,6 +119,15 @@ class pulseinfer_decoder : public offload_decoder {
       .quota_tokens = options.slots_tokens};
   }
 
+  void open(std::uint32_t row)
+  {
+    pulseinfer::sequence_options const request{
+      .prompt_tokens = lengths_[row].prompt_tokens, .max_tokens = lengths_[row].max_tokens};
+    if (kv_.open(request, rows_[row]) != pulseinfer::admission::admitted) {
+      throw std::runtime_error{"row " + std::to_string(row) + " was not admitted: it " + kv_.explain_refusal(request)};
+    }
+  }
+
   void begin(pulseinfer::row_id row, std::span<std::int32_t const> tokens)
   {
     engine_.feed(row, tokens, kv_.tokens_of(row));
@@ -127,9 +136,9 @@ class pulseinfer_decoder : public offload_decoder {
   }
 
   // The loop over visits. Rows split and merge as their blocks arrive; nothing here knows.
-  void run_step(std::span<pulseinfer::step_row const> batch, bool ends_prompt)
+  void run_step(bool ends_prompt)
   {
-    expect(kv_.begin_step(batch), "begin_step");
+    expect(kv_.begin_step(batch_), "begin_step");
     engine_.project(kv_.first_layer(), kv_.rows());
     expect(kv_.enter(kv_.first_layer(), kv_.rows(), engine_.keys(), engine_.values(), engine_.queries()), "enter");
     for (pulseinfer::visit const& v : kv_.step()) {
@@ -147,7 +156,7 @@ class pulseinfer_decoder : public offload_decoder {
     expect(backend_.synchronize(compute_), "synchronize");
 
     commits_.clear();
-    for (pulseinfer::step_row const& row : batch) {
+    for (pulseinfer::step_row const& row : batch_) {
       expect(kv_.row_status(row.row), "a row's step");
       commits_.push_back({.row = row.row, .accepted = row.tokens});
     }
@@ -161,6 +170,7 @@ class pulseinfer_decoder : public offload_decoder {
   }
 
   offload_options options_;
+  std::vector<row_lengths> lengths_;
   backend_type backend_;
   typename backend_type::stream_ref compute_;
   manager_type kv_;
