@@ -223,16 +223,21 @@ void print_figures(run_options const& options, subject const& what, result const
   auto const share = [&](std::uint64_t bytes) {
     return 100.0 * static_cast<double>(bytes) / static_cast<double>(found.dense_bytes);
   };
+  // In percent, or as a factor where that says more.
   auto const worse = [&](double perplexity) {
-    return 100.0 * (perplexity / found.sparse.perplexity_reference() - 1.0);
+    double const factor = perplexity / found.sparse.perplexity_reference();
+    char text[32];
+    std::snprintf(
+      text, sizeof text, factor < 10.0 ? "%+.2f%%" : "x %.0f", factor < 10.0 ? 100.0 * (factor - 1.0) : factor);
+    return std::string{text};
   };
   std::printf("\n%-34s %14s %14s %14s\n", "", "dense", "PulseInfer", "sink + recent");
   std::printf(
     "%-34s %14.3f %14.3f %14.3f\n", "perplexity of the true text", found.sparse.perplexity_reference(),
     found.sparse.perplexity_candidate(), found.window.perplexity_candidate());
   std::printf(
-    "%-34s %14s %+13.2f%% %+13.2f%%\n", "  against dense", "", worse(found.sparse.perplexity_candidate()),
-    worse(found.window.perplexity_candidate()));
+    "%-34s %14s %14s %14s\n", "  against dense", "", worse(found.sparse.perplexity_candidate()).c_str(),
+    worse(found.window.perplexity_candidate()).c_str());
   std::printf(
     "%-34s %14s %14.5f %14.5f\n", "mean KL from dense, nats", "", found.sparse.kl_mean(), found.window.kl_mean());
   std::printf(
@@ -357,6 +362,7 @@ void run(run_options options)
 
 int main(int argc, char** argv)
 {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // in order with the progress on standard error
   int exit_code = 0;
   std::optional<run_options> const options = parse_options(argc, argv, exit_code);
   if (!options) return exit_code;

@@ -3,10 +3,10 @@
 #include <CLI/CLI.hpp>
 
 #include <charconv>
-#include <map>
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace decode_text {
@@ -27,6 +27,28 @@ std::string parse_layers(std::string const& text, std::vector<std::uint32_t>& la
     layers.push_back(layer);
   }
   return {};
+}
+
+// An option that is one of some words; the first is the default.
+template <class Choice>
+void add_choice(
+  CLI::App& app, std::string const& name, Choice& choice, std::string const& help,
+  std::vector<std::pair<std::string, Choice>> const& words)
+{
+  std::vector<std::string> names;
+  for (auto const& word : words) names.push_back(word.first);
+  app
+    .add_option_function<std::string>(
+      name,
+      [&choice, words](std::string const& given) {
+        for (auto const& [word, meaning] : words) {
+          if (word == given) choice = meaning;
+        }
+      },
+      help)
+    ->check(CLI::IsMember(names))
+    ->default_str(names.front());
+  choice = words.front().second;
 }
 
 }  // namespace
@@ -75,30 +97,23 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
       std::vector<std::uint32_t> layers;
       return parse_layers(text, layers);
     });
-  app.add_option("--selector", offload.selector, "soft_vote: all heads choose together; designated_head: one for all")
-    ->transform(CLI::CheckedTransformer(std::map<std::string, selector_choice>{
-      {"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}}))
-    ->default_str("soft_vote");
+  add_choice(
+    app, "--selector", offload.selector, "how blocks are chosen: by all heads together, or by one for all",
+    {{"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}});
   offload.designated_heads = {0};
   app
     .add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")
     ->delimiter(',')
     ->capture_default_str();
-  app
-    .add_option(
-      "--transfer", offload.transfer, "gather_scatter: all blocks in one operation; fragment_copy: one by one")
-    ->transform(CLI::CheckedTransformer(std::map<std::string, transfer_choice>{
-      {"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}}))
-    ->default_str("gather_scatter");
-  app
-    .add_option(
-      "--scheduler", offload.scheduler,
-      "interruptible: rows whose blocks travel are parked; lockstep: all rows wait; lockstep_hits_first")
-    ->transform(CLI::CheckedTransformer(std::map<std::string, scheduler_choice>{
-      {"lockstep", scheduler_choice::lockstep},
-      {"lockstep_hits_first", scheduler_choice::lockstep_hits_first},
-      {"interruptible", scheduler_choice::interruptible}}))
-    ->default_str("interruptible");
+  add_choice(
+    app, "--transfer", offload.transfer, "how blocks move: all in one operation, or fragment by fragment",
+    {{"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}});
+  add_choice(
+    app, "--scheduler", offload.scheduler,
+    "who runs while blocks travel: other rows; or all rows wait, without or with their hits attended first",
+    {{"interruptible", scheduler_choice::interruptible},
+     {"lockstep", scheduler_choice::lockstep},
+     {"lockstep_hits_first", scheduler_choice::lockstep_hits_first}});
   app.add_option("--chunk", offload.chunk, "tokens of a prompt that run together")
     ->capture_default_str()
     ->check(CLI::Range(1U, 4096U));
