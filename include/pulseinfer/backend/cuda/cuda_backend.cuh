@@ -6,6 +6,8 @@
 #include <pulseinfer/backend/cuda/device_guard.cuh>
 #include <pulseinfer/backend/cuda/error.cuh>
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
+#include <pulseinfer/backend/cuda/kernel/resolve_blocks.cuh>
 #include <pulseinfer/backend/cuda/launch.cuh>
 #include <pulseinfer/backend/cuda/memory.cuh>
 #include <pulseinfer/backend/cuda/options.cuh>

@@ -154,7 +154,38 @@ __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std:
   }
 }
 
-/// Blocks of less than a tile: a warp takes a tile of all blocks laid end to end, so that as many loads fly.
+/// Where the lanes of a tile of small blocks lie: lane i of a thread in the block of entries[i], `offsets[i]` bytes from its
+/// begin. Lanes past the last block have no entry.
+struct small_tile {
+  host_block_id sources[gather_loads];
+  slot_id targets[gather_loads];
+  std::uint32_t groups[gather_loads];
+  std::uint32_t offsets[gather_loads];
+
+  template <std::uint32_t Width>
+  __device__ void find(gather_scene const& scene, std::uint64_t first, std::uint32_t per_block)
+  {
+    std::uint64_t const first_entry = first / per_block;
+    // 32 bits hold a place in the tile's own blocks, and divide fast.
+    auto const skipped = static_cast<std::uint32_t>(first - first_entry * per_block) + threadIdx.x % 32U;
+#pragma unroll
+    for (std::uint32_t i = 0; i < gather_loads; ++i) {
+      std::uint32_t const place = skipped + i * 32U;
+      std::uint32_t const entry = place / per_block;
+      offsets[i] = (place - entry * per_block) * Width;
+      targets[i] = none<slot_id>;
+      if (first_entry + entry < scene.count) {
+        recall_entry const found = load_entry(scene.entries + first_entry + entry);
+        sources[i] = found.source;
+        targets[i] = found.target;
+        groups[i] = scene.head_groups == 1 ? 0U : static_cast<std::uint32_t>(to_number(found.lane)) % scene.head_groups;
+      }
+    }
+  }
+};
+
+/// Blocks of less than a tile: a warp takes a tile of all blocks laid end to end, so that as many loads fly, and reads the
+/// next tile's entries meanwhile.
 template <std::uint32_t Width>
 __device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
 {
@@ -162,31 +193,22 @@ __device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std:
   std::uint32_t const per_block = scene.block_bytes / Width;
   std::uint64_t const all = std::uint64_t{scene.count} * per_block;
   std::uint64_t const step = std::uint64_t{warps} * 32U * gather_loads;
-  for (std::uint64_t first = std::uint64_t{warp} * 32U * gather_loads; first < all; first += step) {
+  std::uint64_t first = std::uint64_t{warp} * 32U * gather_loads;
+  small_tile tile;
+  if (first < all) { tile.find<Width>(scene, first, per_block); }
+  while (first < all) {
     lane_type values[gather_loads];
     std::byte* targets[gather_loads];
-    // 32 bits hold a place in the tile's own blocks, and divide fast.
-    std::uint64_t const first_entry = first / per_block;
-    auto const skipped = static_cast<std::uint32_t>(first - first_entry * per_block);
-    recall_entry entries[gather_loads];
-    std::uint32_t offsets[gather_loads];
 #pragma unroll
     for (std::uint32_t i = 0; i < gather_loads; ++i) {
-      std::uint32_t const place = skipped + i * 32U + threadIdx.x % 32U;
-      std::uint32_t const entry = place / per_block;
-      offsets[i] = (place - entry * per_block) * Width;
-      if (first_entry + entry < scene.count) { entries[i] = load_entry(scene.entries + first_entry + entry); }
-    }
-#pragma unroll
-    for (std::uint32_t i = 0; i < gather_loads; ++i) {
-      std::uint32_t const place = skipped + i * 32U + threadIdx.x % 32U;
       targets[i] = nullptr;
-      if (first_entry + place / per_block < scene.count) {
-        gather_ends const ends = ends_of(scene, entries[i]);
-        targets[i] = ends.target + offsets[i];
-        values[i].load(ends.source + offsets[i]);
+      if (!is_none(tile.targets[i])) {
+        targets[i] = scene.slots + to_index(tile.targets[i]) * scene.slot_stride + tile.offsets[i];
+        values[i].load(scene.slabs[tile.groups[i]] + to_index(tile.sources[i]) * scene.block_stride + tile.offsets[i]);
       }
     }
+    first += step;
+    if (first < all) { tile.find<Width>(scene, first, per_block); }
 #pragma unroll
     for (std::uint32_t i = 0; i < gather_loads; ++i) {
       if (targets[i] != nullptr) { values[i].store(targets[i]); }

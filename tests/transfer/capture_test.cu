@@ -1,0 +1,355 @@
+#include "../support/cache.hpp"
+#include <pulseinfer/backend/cuda/cuda_backend.cuh>
+#include <pulseinfer/operation/append_tokens.hpp>
+#include <pulseinfer/operation/fill_words.hpp>
+#include <pulseinfer/operation/paged_attention.hpp>
+#include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/resolve_blocks.hpp>
+#include <pulseinfer/replacement/lru.hpp>
+#include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/transfer/gather_scatter_engine.hpp>
+
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+TEST_SUITE_BEGIN("gpu");
+
+using namespace pulseinfer;
+
+namespace pulseinfer_test {
+
+/// A step of one layer with everything that runs between projection and attention, at addresses that never change: what a
+/// lockstep engine captures. Keys and queries of each step are drawn by (seed, step), so that two of these see the same.
+class fixed_step {
+ public:
+  static constexpr std::uint32_t rows = 3, kv_heads = 2, query_heads = 4, dim = 16, block_tokens = 4;
+  static constexpr std::uint32_t max_blocks = 64, selected = 8, lease = 20, first_tokens = 100;
+  static constexpr std::uint32_t slots = rows * (lease + max_blocks);
+
+  explicit fixed_step(cuda_backend& made)
+    : backend{made},
+      stream{made.create_stream()},
+      copies{made.create_stream(stream_priority::high)},
+      planned{made.create_event()},
+      arrived{made.create_event()},
+      layout{make_block_layout(shape())},
+      selector{
+        solo_head_selector<>{
+          .budget_tokens = selected * block_tokens, .sink_tokens = block_tokens, .recent_tokens = block_tokens}
+          .bind(
+            made, selector_limits{.geometry = shape(), .layout = layout, .max_rows = rows, .max_blocks = max_blocks})},
+      engine{gather_scatter_engine{.groups = 3, .rows_per_landing = 1}.bind(made, transfer_limits{.max_rows = rows})},
+      digest_bytes{selector.digest_bytes(layer_id{0})}
+  {
+    info = words<row_info>(rows);
+    ids = words<row_id>(rows);
+    sequence = words<std::uint32_t>(rows);
+    step = words<std::uint32_t>(1);
+    slot_of = words<slot_id>(rows * max_blocks);
+    slot_words = words<slot_word>(slots);
+    leases = words<slot_id>(rows * lease);
+    lease_count = words<std::uint32_t>(rows);
+    host_blocks = words<host_block_id>(rows * max_blocks);
+    chosen = words<block_id>(rows * selected);
+    counts = words<std::uint32_t>(8 * rows);
+    previous = words<std::uint32_t>(rows * ((max_blocks + 31) / 32));
+    listed = words<slot_id>(rows * max_blocks);
+    landed = words<slot_id>(rows * selected);
+    lane_entries = words<recall_entry>(rows * selected);
+    entries = words<recall_entry>(rows * selected);
+    row_begin = words<std::uint32_t>(rows + 1);
+    failed = words<std::uint32_t>(rows * selected);
+    mailbox = words<row_mailbox>(rows);
+    pool = words<std::byte>(slots * layout.block_bytes);
+    store = words<std::byte>(rows * max_blocks * layout.block_bytes);
+    bases = words<std::byte*>(2);
+    digests = words<std::byte>(rows * max_blocks * digest_bytes);
+    extents = words<std::int32_t>(rows);
+    offsets = words<std::uint64_t>(2);
+    keys = words<float>(rows * kv_heads * dim);
+    values = words<float>(rows * kv_heads * dim);
+    queries = words<float>(rows * query_heads * dim);
+    out = words<float>(rows * query_heads * dim);
+    lse = words<float>(rows * query_heads);
+    set_up();
+  }
+  fixed_step(fixed_step&&) = delete;
+  ~fixed_step() { static_cast<void>(backend.synchronize()); }
+
+  /// What the host does before a step: lengths, the open block's slot, the step's keys and queries.
+  void prepare(std::uint32_t number)
+  {
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    std::mt19937 random{1000 + number};
+    std::normal_distribution<float> normal{0.0F, 1.0F};
+    for (slab<cuda_backend>* const tensor : {&keys, &values, &queries}) {
+      for (std::uint64_t i = 0; i < tensor->bytes() / sizeof(float); ++i) { tensor->as<float>()[i] = normal(random); }
+    }
+    *step.as<std::uint32_t>() = 10 + number;
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      info.as<row_info>()[r].tokens = static_cast<std::int32_t>(first_tokens + 10 * r + number + 1);
+      std::uint32_t const block = static_cast<std::uint32_t>(info.as<row_info>()[r].tokens - 1) / block_tokens;
+      // Every block that is written lies in a slot of the host's own and is never evicted.
+      auto const slot = static_cast<slot_id>(rows * lease + r * max_blocks + block);
+      slot_of.as<slot_id>()[r * max_blocks + block] = slot;
+      slot_words.as<slot_word>()[to_index(slot)] = {.block = static_cast<block_id>(block), .state = slot_state::open};
+    }
+  }
+
+  void enqueue()
+  {
+    row_list const list{.ids = ids.as<row_id>(), .count = rows};
+    residency_ref const residency{
+      .slot_of = slot_of.as<slot_id>(),
+      .slots = slot_words.as<slot_word>(),
+      .lease = leases.as<slot_id>(),
+      .lease_count = lease_count.as<std::uint32_t>(),
+      .layers = 1,
+      .lanes = rows,
+      .max_blocks = max_blocks,
+      .max_lease = lease};
+    slot_pool_ref const slot_pool{
+      .layer_base = bases.as<std::byte*>(), .slot_stride = layout.block_bytes, .slots = slots};
+    std::uint32_t* const count = counts.as<std::uint32_t>();
+    selection_ref const selection{
+      .ids = chosen.as<block_id>(),
+      .counts = count,
+      .previous = previous.as<std::uint32_t>(),
+      .max_selected = selected,
+      .lanes = rows,
+      .previous_words = (max_blocks + 31) / 32};
+    digest_store_ref const digest_store{
+      .base = digests.data(),
+      .extent_of = extents.as<std::int32_t>(),
+      .layer_offset = offsets.as<std::uint64_t>(),
+      .block_bytes = offsets.as<std::uint64_t>() + 1,
+      .extent_bytes = max_blocks * digest_bytes,
+      .extent_blocks = max_blocks,
+      .max_extents = 1};
+    tensor_view const asked = contiguous_tensor(queries.as<float>(), dtype::float32, rows, query_heads, dim);
+    need(append_tokens{
+      .layer = layer_id{0},
+      .rows = list,
+      .info = info.as<row_info>(),
+      .keys = contiguous_tensor(keys.as<float>(), dtype::float32, rows, kv_heads, dim),
+      .values = contiguous_tensor(values.as<float>(), dtype::float32, rows, kv_heads, dim),
+      .residency = residency,
+      .pool = slot_pool,
+      .layout = layout});
+    REQUIRE(
+      selector.digest_async(
+        stream,
+        {.layer = layer_id{0},
+         .rows = list,
+         .info = info.as<row_info>(),
+         .residency = residency,
+         .pool = slot_pool,
+         .layout = layout,
+         .digests = digest_store,
+         .most_touched = 1}) == status::ok);
+    REQUIRE(
+      selector.select_async(
+        stream,
+        {.layer = layer_id{0},
+         .rows = list,
+         .info = info.as<row_info>(),
+         .queries = asked,
+         .digests = digest_store,
+         .selection = selection,
+         .most_blocks = max_blocks}) == status::ok);
+    lane_table_ref const table{
+      .listed = listed.as<slot_id>(),
+      .listed_count = count + rows,
+      .landed = landed.as<slot_id>(),
+      .landed_count = count + 2 * rows,
+      .stride = max_blocks,
+      .max_selected = selected};
+    lane_plan_ref const lanes{
+      .entries = lane_entries.as<recall_entry>(),
+      .misses = count + 3 * rows,
+      .hits = count + 4 * rows,
+      .flying = count + 5 * rows,
+      .stalled = count + 6 * rows};
+    need(resolve_blocks<lru>{
+      .rows = list,
+      .selection = selection,
+      .residency = residency,
+      .pool = slot_pool,
+      .host_blocks = host_blocks.as<host_block_id>(),
+      .plan = lanes,
+      .table = table,
+      .step = step.as<std::uint32_t>(),
+      .layer = layer_id{0}});
+    need(plan_recall{
+      .rows = list,
+      .lanes = lanes,
+      .entries = entries.as<recall_entry>(),
+      .row_begin = row_begin.as<std::uint32_t>(),
+      .failed = failed.as<std::uint32_t>(),
+      .mailbox = mailbox.as<row_mailbox>(),
+      .sequence = sequence.as<std::uint32_t>(),
+      .block_bytes = layout.block_bytes,
+      .max_selected = selected});
+    REQUIRE(backend.record(stream, planned) == status::ok);
+    REQUIRE(backend.wait(copies, planned) == status::ok);
+    REQUIRE(
+      engine.recall_async(
+        copies,
+        {.entries = entries.as<recall_entry>(),
+         .row_begin = row_begin.as<std::uint32_t>(),
+         .failed = failed.as<std::uint32_t>(),
+         .rows = list,
+         .host =
+           {.slab_base = bases.as<std::byte*>() + 1, .block_stride = layout.block_bytes, .blocks = rows * max_blocks},
+         .pool = slot_pool,
+         .layer = layer_id{0},
+         .block_bytes = layout.block_bytes,
+         .capacity = rows * selected},
+        {.mailbox = mailbox.as<row_mailbox>(), .sequence = sequence.as<std::uint32_t>(), .residency = residency}) ==
+      status::ok);
+    REQUIRE(backend.record(copies, arrived) == status::ok);
+    REQUIRE(backend.wait(stream, arrived) == status::ok);
+    need(paged_attention{
+      .table =
+        {.slots = listed.as<slot_id>(),
+         .counts = count + rows,
+         .info = info.as<row_info>(),
+         .pool = slot_pool,
+         .layout = layout,
+         .layer = layer_id{0},
+         .stride = max_blocks},
+      .rows = list,
+      .queries = asked,
+      .out = contiguous_tensor(out.as<float>(), dtype::float32, rows, query_heads, dim),
+      .lse = lse.as<float>(),
+      .scale = 0.25F});
+  }
+
+  /// The tables, books and outputs of a step, byte by byte.
+  [[nodiscard]] std::vector<std::byte> state()
+  {
+    REQUIRE(backend.synchronize(stream) == status::ok);
+    std::vector<std::byte> all;
+    for (slab<cuda_backend>* const part :
+         {&slot_of, &slot_words, &chosen, &counts, &previous, &listed, &landed, &entries, &row_begin, &mailbox, &pool,
+          &digests, &out, &lse}) {
+      all.insert(all.end(), part->data(), part->data() + part->bytes());
+    }
+    return all;
+  }
+  [[nodiscard]] std::uint32_t misses() const { return row_begin.as<std::uint32_t>()[rows]; }
+
+  cuda_backend& backend;
+  cuda_backend::stream_ref stream, copies;
+  cuda_backend::event_ref planned, arrived;
+
+ private:
+  static kv_geometry shape()
+  {
+    return {
+      .layers = 1,
+      .query_heads = query_heads,
+      .kv_heads = kv_heads,
+      .head_dim = dim,
+      .block_tokens = block_tokens,
+      .key_type = dtype::float32,
+      .value_type = dtype::float32};
+  }
+
+  template <class T>
+  [[nodiscard]] slab<cuda_backend> words(std::uint64_t count)
+  {
+    slab<cuda_backend> memory{backend, memory_space::pinned, count * sizeof(T)};
+    std::memset(memory.data(), 0, memory.bytes());
+    return memory;
+  }
+
+  template <class Op>
+  void need(Op const& op)
+  {
+    REQUIRE(backend.launch(stream, op) == status::ok);
+  }
+
+  void set_up()
+  {
+    std::mt19937 random{77};
+    std::normal_distribution<float> normal{0.0F, 1.0F};
+    bases.as<std::byte*>()[0] = pool.data();
+    bases.as<std::byte*>()[1] = store.data();
+    offsets.as<std::uint64_t>()[1] = digest_bytes;
+    for (std::uint64_t i = 0; i < store.bytes() / sizeof(float); ++i) {
+      reinterpret_cast<float*>(store.data())[i] = normal(random);
+    }
+    for (slab<cuda_backend>* const absent : {&slot_of, &chosen, &listed, &landed}) {
+      std::memset(absent->data(), 0xFF, absent->bytes());
+    }
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      ids.as<row_id>()[r] = static_cast<row_id>(r);
+      sequence.as<std::uint32_t>()[r] = 1;
+      extents.as<std::int32_t>()[r] = static_cast<std::int32_t>(r);
+      lease_count.as<std::uint32_t>()[r] = lease;
+      info.as<row_info>()[r] = {
+        .new_tokens = 1, .token_offset = static_cast<std::int32_t>(r), .mode = row_mode::sparse_offloaded};
+      for (std::uint32_t i = 0; i < lease; ++i) {
+        auto const slot = static_cast<slot_id>(r * lease + i);
+        leases.as<slot_id>()[r * lease + i] = slot;
+        slot_words.as<slot_word>()[to_index(slot)].state = slot_state::empty;
+      }
+      for (std::uint32_t b = 0; b < max_blocks; ++b) {
+        host_blocks.as<host_block_id>()[r * max_blocks + b] = static_cast<host_block_id>(r * max_blocks + b);
+      }
+    }
+    // Digests of the prompt: random, so that selections change with the queries.
+    for (std::uint64_t i = 0; i < digests.bytes() / 2; ++i) {
+      store_from_float(digests.data(), dtype::float16, i, 0.3F * normal(random));
+    }
+  }
+
+  block_layout layout;
+  bound_selector_t<solo_head_selector<>, cuda_backend> selector;
+  bound_transfer_t<gather_scatter_engine, cuda_backend> engine;
+  std::uint64_t digest_bytes;
+  slab<cuda_backend> info, ids, sequence, step, slot_of, slot_words, leases, lease_count, host_blocks, chosen, counts,
+    previous, listed, landed, lane_entries, entries, row_begin, failed, mailbox, pool, store, bases, digests, extents,
+    offsets, keys, values, queries, out, lse;
+};
+
+}  // namespace pulseinfer_test
+
+using namespace pulseinfer_test;
+
+TEST_CASE("a captured step replays 64 times as it runs launch by launch: selection, tables, slots and outputs alike")
+{
+  cuda_backend backend;
+  fixed_step eager{backend};
+  fixed_step captured{backend};
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t runnable = nullptr;
+  captured.prepare(0);
+  REQUIRE(cudaStreamBeginCapture(captured.stream.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  captured.enqueue();
+  REQUIRE(cudaStreamEndCapture(captured.stream.stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&runnable, graph, 0) == cudaSuccess);
+  std::uint32_t recalled = 0;
+  for (std::uint32_t step = 0; step < 64; ++step) {
+    eager.prepare(step);
+    eager.enqueue();
+    captured.prepare(step);
+    REQUIRE(cudaGraphLaunch(runnable, captured.stream.stream) == cudaSuccess);
+    REQUIRE(eager.state() == captured.state());
+    recalled += eager.misses();
+  }
+  CHECK(recalled > 20);  // hysteresis keeps most of a selection, not all
+  CHECK(backend.last_error().empty());
+  CHECK(cudaGraphExecDestroy(runnable) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+TEST_SUITE_END();
