@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <ostream>
 #include <span>
 #include <stdexcept>
@@ -90,6 +91,11 @@ class pulseinfer_decoder : public offload_decoder {
   {
     expect(backend_.synchronize(), "synchronize");
     pulseinfer::write_chrome_trace(out, backend_, steps_);
+    if (backend_.dropped() > 0) {
+      std::fprintf(
+        stderr, "the timeline holds the first %zu launches and copies, %llu later ones found no room\n",
+        backend_.records().size(), static_cast<unsigned long long>(backend_.dropped()));
+    }
   }
 
  private:

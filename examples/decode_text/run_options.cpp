@@ -129,7 +129,7 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     options.dense_layers.emplace();
     static_cast<void>(parse_layers(dense_layers, *options.dense_layers));
   }
-  if (!options.timeline_path.empty()) offload.trace_records = 1U << 18;
+  if (!options.timeline_path.empty()) offload.trace_records = 1U << 19;
   return options;
 }
 
