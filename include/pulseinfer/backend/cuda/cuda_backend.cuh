@@ -6,6 +6,7 @@
 #include <pulseinfer/backend/cuda/device_guard.cuh>
 #include <pulseinfer/backend/cuda/error.cuh>
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
 #include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
 #include <pulseinfer/backend/cuda/kernel/resolve_blocks.cuh>
 #include <pulseinfer/backend/cuda/launch.cuh>
