@@ -8,6 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include <string>
+
 using namespace pulseinfer;
 using namespace pulseinfer_test;
 
@@ -187,5 +189,67 @@ TEST_SUITE("manager")
       REQUIRE(r.kv.drain(no_deadline) == status::ok);
       CHECK(r.kv.memory().host_bytes == 0);
     }
+  }
+
+  TEST_CASE("at default sizes a row that fills the host store is preempted and resumed")
+  {
+    synthetic_model const model{small_geometry(1)};
+    cpu_backend backend{{.mode = cpu_mode::manual}};
+    auto const stream = backend.create_stream(stream_priority::normal);
+    manager_type kv{
+      backend,
+      stream,
+      model.geometry,
+      {.max_rows = 1, .max_tokens = 120},
+      {.budget_tokens = 32, .sink_tokens = 4, .recent_tokens = 8, .dense_tokens = 40}};
+    synthetic_engine<cpu_backend, manager_type> engine{backend, stream, model, kv, 1, 8};
+    row_id row = none<row_id>;
+    REQUIRE(kv.open({.prompt_tokens = 18, .max_tokens = 120}, row) == admission::admitted);
+    engine.assign(row, 1);
+    engine.prefill(row, 18, 8);
+    for (std::uint32_t t = 18; t < 120; ++t) {
+      if (t % 7 == 0) {
+        saved_id saved;
+        REQUIRE(kv.preempt(row, saved) == status::ok);
+        REQUIRE(kv.resume(saved, row) == admission::admitted);
+        REQUIRE(kv.audit() == "");
+      }
+      engine.step({{.row = row}});
+    }
+    REQUIRE(kv.close(row) == status::ok);
+    REQUIRE(kv.drain(no_deadline) == status::ok);
+    CHECK(kv.memory().host_bytes == 0);
+  }
+
+  TEST_CASE("sizes that no row could run in are refused with the numbers")
+  {
+    synthetic_model const model{small_geometry(1)};
+    cpu_backend backend{{.mode = cpu_mode::manual}};
+    auto const stream = backend.create_stream(stream_priority::normal);
+    auto const refusal = [&](manager_options const& options) -> std::string {
+      try {
+        manager_type const kv{
+          backend,
+          stream,
+          model.geometry,
+          options,
+          {.budget_tokens = 32, .sink_tokens = 4, .recent_tokens = 8, .dense_tokens = 40}};
+      } catch (configuration_error const& e) {
+        return e.what();
+      }
+      return {};
+    };
+    std::byte memory[64] = {};
+    CHECK(refusal({.max_tokens = 120}) == "");
+    CHECK(
+      refusal({.max_tokens = 120, .slots = 3}) ==
+      "invalid_argument: 3 slots; one row of 120 tokens needs 72 once it decodes");
+    CHECK(
+      refusal({.max_tokens = 120, .lent_slots = {memory}}) ==
+      "invalid_argument: 1 lent pools and 0 slots: say how many slots the lender's memory holds");
+    CHECK(
+      refusal({.max_tokens = 120, .host_blocks = 3}) ==
+      "invalid_argument: 3 host blocks; the shortest sequence that offloads, of 41 tokens, has 11");
+    CHECK(refusal({.max_tokens = 120, .max_tries = 0}) == "invalid_argument: max_tries is 0");
   }
 }

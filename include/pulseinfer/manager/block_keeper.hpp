@@ -155,20 +155,21 @@ class block_keeper {
   }
 
   /// Begins a sequence in a free row; everything that it may need is kept back for it.
-  status open(row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens) noexcept
+  /// @param shared full blocks that the row will share with a saved sequence
+  status open(row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, std::uint32_t shared = 0) noexcept
   {
     if (status const opened = sequences_.open(row, max_tokens); opened != status::ok) { return opened; }
     row_blocks& state = rows_[to_index(row)];
     state = row_blocks{
       .mode = row_mode::dense_resident, .offloads = budget_.offloads(max_tokens), .prompt_tokens = prompt_tokens};
     if (state.offloads) {
-      state.host_reserved = budget_.blocks(max_tokens);
+      state.host_reserved = budget_.blocks(max_tokens) - shared;
       if (status const kept = store_.reserve(state.host_reserved); kept != status::ok) {
         sequences_.close(row);
         state = row_blocks{};
         return kept;
       }
-      extents_reserved_ += digests_.extents_for(state.host_reserved);
+      extents_reserved_ += digests_.extents_for(budget_.blocks(max_tokens));
     }
     for_reservation(
       prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
@@ -450,8 +451,16 @@ class block_keeper {
 
   [[nodiscard]] static host_store_options store_options(manager_options const& options, slot_budget const& budget)
   {
+    // A saved sequence holds its partial block beside the blocks that are kept back for its row.
+    std::uint64_t const saved = options.saved_sequences == 0 ? options.max_rows : options.saved_sequences;
     std::uint64_t const all =
-      budget.offloads(options.max_tokens) ? std::uint64_t{options.max_rows} * budget.max_blocks : 1;
+      budget.offloads(options.max_tokens) ? std::uint64_t{options.max_rows} * budget.max_blocks + saved : 1;
+    std::uint64_t const least = budget.offloads(options.max_tokens) ? budget.blocks(budget.dense_tokens + 1) : 0;
+    if (options.host_blocks != 0 && options.host_blocks < least) {
+      throw configuration_error{
+        std::to_string(options.host_blocks) + " host blocks; the shortest sequence that offloads, of " +
+        std::to_string(budget.dense_tokens + 1) + " tokens, has " + std::to_string(least)};
+    }
     return {.blocks = options.host_blocks == 0 ? all : options.host_blocks, .limit_bytes = options.host_limit_bytes};
   }
 
@@ -459,7 +468,8 @@ class block_keeper {
     kv_geometry const& geometry, manager_options const& options, slot_budget const& budget)
   {
     std::uint64_t all = 0;
-    std::uint64_t largest = 0;
+    std::uint64_t least = 0;
+    std::uint64_t least_of_layer = 0;
     for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
       layer_group const group = geometry.group_of(static_cast<layer_id>(layer));
       std::uint64_t const decode = std::uint64_t{budget.decode_slots(group, options.max_tokens)} * geometry.head_groups;
@@ -468,9 +478,22 @@ class block_keeper {
       std::uint64_t const layer_slots =
         std::max<std::uint64_t>((options.max_rows - 1) * decode + std::max(resident, decode), 1);
       all += layer_slots;
-      largest = std::max(largest, layer_slots);
+      least += decode;
+      least_of_layer = std::max(least_of_layer, decode);
     }
-    std::uint64_t const wanted = options.slots != 0 ? options.slots : options.lent_slots.size() > 1 ? largest : all;
+    if (!options.lent_slots.empty() && options.slots == 0) {
+      throw configuration_error{
+        std::to_string(options.lent_slots.size()) +
+        " lent pools and 0 slots: say how many slots the lender's memory holds"};
+    }
+    bool const per_layer = options.lent_slots.size() > 1;
+    if (options.slots != 0 && options.slots < (per_layer ? least_of_layer : least)) {
+      throw configuration_error{
+        std::to_string(options.slots) + " slots" + (per_layer ? " per layer" : "") + "; one row of " +
+        std::to_string(options.max_tokens) + " tokens needs " + std::to_string(per_layer ? least_of_layer : least) +
+        " once it decodes"};
+    }
+    std::uint64_t const wanted = options.slots != 0 ? options.slots : all;
     validate_extent(wanted, 1);
     return {
       .slots = static_cast<std::uint32_t>(wanted), .slot_stride = options.slot_stride, .lent = options.lent_slots};

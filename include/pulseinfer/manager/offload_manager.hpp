@@ -222,7 +222,7 @@ class offload_manager {
   [[nodiscard]] status preempt(row_id row, saved_id& saved) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
-    if (status const kept = mover_.save(row, true, transfer_, saved); kept != status::ok) { return kept; }
+    if (status const kept = mover_.save(row, true, true, transfer_, saved); kept != status::ok) { return kept; }
     return close(row);
   }
 
@@ -243,7 +243,7 @@ class offload_manager {
   [[nodiscard]] status retain(row_id row, saved_id& saved) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
-    return mover_.save(row, false, transfer_, saved);
+    return mover_.save(row, false, false, transfer_, saved);
   }
 
   /// Begins a sequence whose first tokens are those of `saved`, which stays; full blocks are shared, not copied. The rest
@@ -254,7 +254,7 @@ class offload_manager {
     saved_sequence const* const kept = mover_.find(saved);
     if (kept == nullptr || kept->tokens > request.max_tokens) { return admission::rejected; }
     admission said = admission::admitted;
-    row_id const place = place_for(request, said);
+    row_id const place = place_for(request, said, mover_.shared_full_blocks(*kept, request.max_tokens));
     if (is_none(place)) { return said; }
     // Digests were not kept for a sequence that would never have selected: they cannot be had back from the host alone.
     if (keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0 && !kept->offloads) {
@@ -278,7 +278,7 @@ class offload_manager {
     row = none<row_id>;
     saved_id shared;
     if (standing_still(from) != status::ok) { return admission::rejected; }
-    status const kept = mover_.save(from, true, transfer_, shared);
+    status const kept = mover_.save(from, true, false, transfer_, shared);
     if (kept != status::ok) { return kept == status::busy ? admission::queued : admission::rejected; }
     admission const said = adopt(shared, request, row);
     static_cast<void>(mover_.drop(shared));
@@ -296,7 +296,7 @@ class offload_manager {
   // -- a step
 
   /// Begins a step for these rows: lengths, leases and write-backs, all that the host knows. Late rows of the step before
-  /// stay in it and are not named again. On any status but ok nothing has begun, and where one row was the reason its
+  /// stay in it and are not named again. On any status but ok nothing has begun, and where a row could not be made ready its
   /// row_status says so; on invalid ones nothing has changed. Without rows nothing is enqueued.
   /// @status out_of_range, invalid_state (not open, late, or named twice), invalid_argument (0 tokens, or more than the
   ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); transfer_failed (blocks of a
@@ -554,11 +554,24 @@ class offload_manager {
   void clear_failures() noexcept { failures_.clear(); }
   static constexpr std::size_t max_failures = 1024;
 
-  [[nodiscard]] status row_status(row_id row) const noexcept { return rows_[to_index(row)].code; }
-  [[nodiscard]] row_mode mode_of(row_id row) const noexcept { return keeper_.row(row).mode; }
-  [[nodiscard]] std::uint32_t tokens_of(row_id row) const noexcept { return keeper_.sequences()[row].tokens; }
+  /// What a row last failed with; ok while nothing did. out_of_range for a row that is none of the manager's.
+  [[nodiscard]] status row_status(row_id row) const noexcept
+  {
+    return keeper_.sequences().in_range(row) ? rows_[to_index(row)].code : status::out_of_range;
+  }
+  /// idle for a row without a sequence, or none of the manager's.
+  [[nodiscard]] row_mode mode_of(row_id row) const noexcept
+  {
+    return keeper_.sequences().in_range(row) ? keeper_.row(row).mode : row_mode::idle;
+  }
+  /// Committed tokens; 0 for a row without a sequence.
+  [[nodiscard]] std::uint32_t tokens_of(row_id row) const noexcept
+  {
+    return keeper_.sequences().in_range(row) ? keeper_.sequences()[row].tokens : 0;
+  }
   [[nodiscard]] bool is_late(row_id row) const noexcept
   {
+    if (!keeper_.sequences().in_range(row)) { return false; }
     row_progress const progress = rows_[to_index(row)].progress;
     return progress == row_progress::standing || progress == row_progress::begun || progress == row_progress::handed;
   }
@@ -687,15 +700,16 @@ class offload_manager {
   }
 
   /// A free row for a request that admission lets in; none where it does not, with `said` telling why.
-  [[nodiscard]] row_id place_for(sequence_options const& request, admission& said) noexcept
+  [[nodiscard]] row_id place_for(sequence_options const& request, admission& said, std::uint32_t shared = 0) noexcept
   {
     retire();
     said = admission::rejected;
     bool const sound = request.max_tokens != 0 && request.max_tokens <= options_.max_tokens &&
       request.prompt_tokens <= request.max_tokens;
     if (!sound) { return none<row_id>; }
-    said = admission_.admit(
-      keeper_.demand_of(request.prompt_tokens, request.max_tokens), keeper_.capacity_now(running_rows()));
+    demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
+    wanted.host_blocks -= std::min<std::uint64_t>(wanted.host_blocks, shared);
+    said = admission_.admit(wanted, keeper_.capacity_now(running_rows()));
     if (said != admission::admitted) { return none<row_id>; }
     row_id const place = free_row();
     bool const fits = !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens);

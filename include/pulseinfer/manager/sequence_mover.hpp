@@ -48,12 +48,13 @@ class sequence_mover {
 
   /// Copies what of a row is not yet on the host, and keeps it there under `id`; the row goes on as it was.
   /// @param with_partial keep the last block although it is not full; else only full blocks are kept
+  /// @param closes the row is closed next: what is kept back for it may be used
   /// @status busy: no free place; capacity_exceeded: too few host blocks; invalid_state: windowed layers no longer have what
   ///         the full blocks alone would need; transfer_failed, drain_timeout. Nothing changed in any of these cases
   template <class Mover>
-  status save(row_id row, bool with_partial, Mover& mover, saved_id& id) noexcept
+  status save(row_id row, bool with_partial, bool closes, Mover& mover, saved_id& id) noexcept
   {
-    row_blocks const& state = keeper_->rows_[to_index(row)];
+    row_blocks& state = keeper_->rows_[to_index(row)];
     sequence_state const& sequence = keeper_->sequences_[row];
     if (state.offloads) {
       if (status const written = keeper_->wait_written(row, mover); written != status::ok) { return written; }
@@ -67,6 +68,9 @@ class sequence_mover {
     saved->offloads = state.offloads;
     saved->goes_on = with_partial;
     status result = windows_hold(row, saved->tokens) ? status::ok : status::invalid_state;
+    std::uint32_t const lent = closes ? state.host_reserved : 0;
+    static_cast<void>(keeper_->store_.unreserve(lent));
+    state.host_reserved -= lent;
     std::uint32_t held = 0;
     while (result == status::ok && held < saved->blocks) {
       result = name_block(row, *saved, held);
@@ -74,7 +78,11 @@ class sequence_mover {
     }
     if (result == status::ok) { result = name_digests(row, *saved); }
     if (result == status::ok) { result = copy_out(row, *saved, mover); }
-    if (result != status::ok) { release(*saved, held); }
+    if (result != status::ok) {
+      release(*saved, held);
+      static_cast<void>(keeper_->store_.reserve(lent));
+      state.host_reserved += lent;
+    }
     return result;
   }
 
@@ -86,7 +94,9 @@ class sequence_mover {
     saved_sequence* const saved = book_.find(id);
     if (saved == nullptr) { return status::stale_ticket; }
     if (saved->tokens > max_tokens) { return status::capacity_exceeded; }
-    if (status const opened = keeper_->open(row, prompt_tokens, max_tokens); opened != status::ok) { return opened; }
+    std::uint32_t const shared = shared_full_blocks(*saved, max_tokens);
+    status const opened = keeper_->open(row, prompt_tokens, max_tokens, shared);
+    if (opened != status::ok) { return opened; }
     status result = take_over(row, *saved);
     if (result == status::ok) { result = keeper_->flush(); }
     if (result == status::ok) { result = copy_in(row, *saved, mover); }
@@ -157,6 +167,12 @@ class sequence_mover {
     state.dirty = std::min(state.dirty, sealed);
     if (blocks > sealed) { tell_reopened(row, sealed); }
     return result == status::ok ? keeper_->flush() : result;
+  }
+
+  /// Host blocks that a row restored from `saved` shares and so needs none of its own for.
+  [[nodiscard]] std::uint32_t shared_full_blocks(saved_sequence const& saved, std::uint32_t max_tokens) const
+  {
+    return keeper_->budget_.offloads(max_tokens) ? saved.tokens / keeper_->budget_.block_tokens : 0;
   }
 
   [[nodiscard]] saved_sequence const* find(saved_id id) noexcept { return book_.find(id); }
@@ -300,8 +316,6 @@ class sequence_mover {
       for (std::uint32_t b = 0; b < sequence.sealed; ++b) {
         if (status const shared = keeper_->store_.share(saved.host_blocks[b]); shared != status::ok) { return shared; }
         sequence.host_blocks[b] = saved.host_blocks[b];
-        --state.host_reserved;
-        static_cast<void>(keeper_->store_.unreserve(1));
       }
       state.sent = state.written = state.dirty = sequence.sealed;
       if (status const covered = keeper_->cover_digests(row, saved.blocks); covered != status::ok) { return covered; }

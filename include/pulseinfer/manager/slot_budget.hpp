@@ -83,6 +83,7 @@ template <class BudgetOf>
   positive(options.max_tokens, "max_tokens");
   positive(options.max_step_tokens, "max_step_tokens");
   positive(options.max_prefill_tokens, "max_prefill_tokens");
+  positive(options.max_tries, "max_tries");
   validate_extent(blocks_of(options.max_tokens, geometry.block_tokens), 4);
   slot_budget budget;
   budget.block_tokens = geometry.block_tokens;
