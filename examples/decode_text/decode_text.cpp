@@ -249,7 +249,7 @@ void print_figures(run_options const& options, subject const& what, result const
   std::printf(
     "%-34s %14.1f %14.1f\n", "GPU-tier MB while decoding", megabytes(found.dense_bytes), megabytes(found.sparse_bytes));
   std::printf("%-34s %14s %13.1f%%\n", "  of the dense cache", "", share(found.sparse_bytes));
-  std::printf("%-34s %14s %14.1f\n", "  at its peak", "", megabytes(found.peak_bytes));
+  std::printf("%-34s %14s %14.1f\n", "  at its peak, with the prompt", "", megabytes(found.peak_bytes));
   std::printf("%-34s %14s %14.1f\n", "host-tier MB", "", megabytes(found.memory.host_bytes));
   std::printf(
     "%-34s %14s %14.1f\n", "recalled kB per step", "",

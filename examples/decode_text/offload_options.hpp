@@ -49,7 +49,7 @@ class offload_decoder : public decoder {
   [[nodiscard]] virtual pulseinfer::counters const& counters() const = 0;  // of the decode steps
   [[nodiscard]] virtual pulseinfer::memory_use memory() const = 0;         // now
   [[nodiscard]] virtual std::uint64_t device_bytes() const = 0;            // slots, digests and books now
-  [[nodiscard]] virtual std::uint64_t device_bytes_peak() const = 0;       // over the decode steps
+  [[nodiscard]] virtual std::uint64_t device_bytes_peak() const = 0;       // prompts included
   virtual void write_timeline(std::ostream& out) = 0;
 };
 

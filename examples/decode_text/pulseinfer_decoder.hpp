@@ -73,7 +73,6 @@ class pulseinfer_decoder : public offload_decoder {
     kv_.finish_sample();
     steps_.push_back(kv_.last_sample());
     counters_.add(kv_.last_sample());
-    peak_bytes_ = std::max(peak_bytes_, device_bytes());
   }
 
   [[nodiscard]] std::span<float const> logits(std::uint32_t row) const override { return engine_.logits(rows_[row]); }
@@ -84,7 +83,11 @@ class pulseinfer_decoder : public offload_decoder {
     pulseinfer::memory_use const used = kv_.memory();
     return used.slot_bytes + used.digest_bytes + used.book_bytes;
   }
-  [[nodiscard]] std::uint64_t device_bytes_peak() const override { return peak_bytes_; }
+  [[nodiscard]] std::uint64_t device_bytes_peak() const override
+  {
+    pulseinfer::memory_use const used = kv_.memory();
+    return used.slot_bytes_peak + used.digest_bytes + used.book_bytes;
+  }
   [[nodiscard]] pulseinfer::memory_use memory() const override { return kv_.memory(); }
 
   void write_timeline(std::ostream& out) override
@@ -186,7 +189,6 @@ class pulseinfer_decoder : public offload_decoder {
   std::vector<pulseinfer::commit_row> commits_;
   std::vector<pulseinfer::step_sample> steps_;
   pulseinfer::counters counters_;
-  std::uint64_t peak_bytes_ = 0;
 };
 
 }  // namespace decode_text
