@@ -9,7 +9,7 @@
 namespace pulseinfer {
 
 /// Result of a call on the step path. No call that returns it throws or allocates.
-enum class [[nodiscard]] status : std::uint8_t{
+enum class [[nodiscard]] status : std::uint8_t {
   ok,
   busy,                 ///< A bounded resource (ring, lease, flight) is taken for now; the call changed nothing.
   capacity_exceeded,    ///< The request can never fit the configured sizes.

@@ -18,15 +18,9 @@ namespace pulseinfer::detail {
 
 /// Makes memory known to a device's driver. @return empty, or the driver's own words for why not
 template <class R>
-concept page_registrar = requires(R& registrar, std::byte* memory, std::size_t bytes)
-{
-  {
-    registrar.add(memory, bytes)
-    } -> std::same_as<std::string>;
-  {
-    registrar.remove(memory)
-  }
-  noexcept;
+concept page_registrar = requires(R& registrar, std::byte* memory, std::size_t bytes) {
+  { registrar.add(memory, bytes) } -> std::same_as<std::string>;
+  { registrar.remove(memory) } noexcept;
 };
 
 /// Gives the chunks of `bytes` back, the last one first.

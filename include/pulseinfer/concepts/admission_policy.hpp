@@ -9,21 +9,13 @@
 namespace pulseinfer {
 
 template <class A>
-concept admission_observes = requires(A& self, step_sample const& sample)
-{
-  {
-    self.observe(sample)
-  }
-  noexcept;
+concept admission_observes = requires(A& self, step_sample const& sample) {
+  { self.observe(sample) } noexcept;
 };
 
 template <class A>
-concept admission_decides = requires(A& self, demand const& request, capacity const& free)
-{
-  {
-    self.admit(request, free)
-  }
-  noexcept->std::same_as<admission>;
+concept admission_decides = requires(A& self, demand const& request, capacity const& free) {
+  { self.admit(request, free) } noexcept -> std::same_as<admission>;
 };
 
 template <class A>

@@ -35,13 +35,10 @@ struct backend {
   status wait(stream_ref, event_ref) noexcept { return status::ok; }
   [[nodiscard]] event_state done(event_ref) noexcept { return event_state::done; }
   status wait_any(std::span<event_ref const>, nanoseconds) noexcept { return status::ok; }
-  [[nodiscard]] void* allocate(memory_space, std::size_t bytes)
-  {
-    return ::operator new (bytes, std::align_val_t{256});
-  }
+  [[nodiscard]] void* allocate(memory_space, std::size_t bytes) { return ::operator new(bytes, std::align_val_t{256}); }
   void deallocate(memory_space, void* pointer, std::size_t) noexcept
   {
-    ::operator delete (pointer, std::align_val_t{256});
+    ::operator delete(pointer, std::align_val_t{256});
   }
   [[nodiscard]] nanoseconds now() const noexcept { return nanoseconds{0}; }
 };

@@ -45,85 +45,43 @@ static_assert(pulseinfer::operation<operation>);
 /// Streams run their work in the order it was enqueued.
 template <class B>
 concept stream_source = std::is_trivially_copyable_v<typename B::stream_ref> &&
-  requires(B& backend, typename B::stream_ref stream, stream_priority priority)
-{
-  {
-    backend.create_stream(priority)
-    } -> std::same_as<typename B::stream_ref>;  // may throw resource_error
-  {
-    backend.destroy_stream(stream)
-  }
-  noexcept;
+  requires(B& backend, typename B::stream_ref stream, stream_priority priority) {
+    { backend.create_stream(priority) } -> std::same_as<typename B::stream_ref>;  // may throw resource_error
+    { backend.destroy_stream(stream) } noexcept;
+  };
+
+template <class B>
+concept launcher =
+  stream_source<B> && requires(B& backend, typename B::stream_ref stream, archetype::operation const& op) {
+    { backend.launch(stream, op) } noexcept -> std::same_as<status>;
+  };
+
+template <class B>
+concept copier = stream_source<B> && requires(B& backend, typename B::stream_ref stream, copy_list runs) {
+  { backend.copy(stream, runs) } noexcept -> std::same_as<status>;
 };
 
 template <class B>
-concept launcher = stream_source<B> &&
-  requires(B& backend, typename B::stream_ref stream, archetype::operation const& op)
-{
-  {
-    backend.launch(stream, op)
-  }
-  noexcept->std::same_as<status>;
+concept event_source = stream_source<B> && std::is_trivially_copyable_v<typename B::event_ref> &&
+  requires(B& backend, typename B::stream_ref stream, typename B::event_ref event,
+           std::span<typename B::event_ref const> events, nanoseconds deadline) {
+    { backend.create_event() } -> std::same_as<typename B::event_ref>;  // may throw resource_error
+    { backend.destroy_event(event) } noexcept;
+    { backend.record(stream, event) } noexcept -> std::same_as<status>;
+    { backend.wait(stream, event) } noexcept -> std::same_as<status>;
+    { backend.done(event) } noexcept -> std::same_as<event_state>;
+    { backend.wait_any(events, deadline) } noexcept -> std::same_as<status>;  // drain_timeout at the deadline
+  };
+
+template <class B>
+concept memory_source = requires(B& backend, memory_space space, std::size_t bytes, void* pointer) {
+  { backend.allocate(space, bytes) } -> std::same_as<void*>;  // 256-byte aligned; may throw resource_error
+  { backend.deallocate(space, pointer, bytes) } noexcept;
 };
 
 template <class B>
-concept copier = stream_source<B> && requires(B& backend, typename B::stream_ref stream, copy_list runs)
-{
-  {
-    backend.copy(stream, runs)
-  }
-  noexcept->std::same_as<status>;
-};
-
-template <class B>
-concept event_source = stream_source<B> && std::is_trivially_copyable_v<typename B::event_ref> && requires(
-  B& backend, typename B::stream_ref stream, typename B::event_ref event, std::span<typename B::event_ref const> events,
-  nanoseconds deadline)
-{
-  {
-    backend.create_event()
-    } -> std::same_as<typename B::event_ref>;  // may throw resource_error
-  {
-    backend.destroy_event(event)
-  }
-  noexcept;
-  {
-    backend.record(stream, event)
-  }
-  noexcept->std::same_as<status>;
-  {
-    backend.wait(stream, event)
-  }
-  noexcept->std::same_as<status>;
-  {
-    backend.done(event)
-  }
-  noexcept->std::same_as<event_state>;
-  {
-    backend.wait_any(events, deadline)
-  }
-  noexcept->std::same_as<status>;  // drain_timeout at the deadline
-};
-
-template <class B>
-concept memory_source = requires(B& backend, memory_space space, std::size_t bytes, void* pointer)
-{
-  {
-    backend.allocate(space, bytes)
-    } -> std::same_as<void*>;  // 256-byte aligned; may throw resource_error
-  {
-    backend.deallocate(space, pointer, bytes)
-  }
-  noexcept;
-};
-
-template <class B>
-concept clock_source = requires(B const& backend)
-{
-  {
-    backend.now()
-  }
-  noexcept->std::same_as<nanoseconds>;
+concept clock_source = requires(B const& backend) {
+  { backend.now() } noexcept -> std::same_as<nanoseconds>;
 };
 
 template <class B>

@@ -18,11 +18,8 @@ struct tensor_traits<tensor_view> {
 };
 
 template <class T>
-concept host_tensor = requires(T const& tensor)
-{
-  {
-    tensor_traits<T>::view(tensor)
-    } -> std::same_as<tensor_view>;
+concept host_tensor = requires(T const& tensor) {
+  { tensor_traits<T>::view(tensor) } -> std::same_as<tensor_view>;
 };
 
 }  // namespace pulseinfer

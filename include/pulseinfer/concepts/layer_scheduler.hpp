@@ -11,24 +11,15 @@
 namespace pulseinfer {
 
 template <class S>
-concept scheduler_states_traits = requires
-{
-  {
-    S::hits_first
-    } -> std::convertible_to<bool>;  // a hits visit follows each enter
-  {
-    S::reads_mailbox
-    } -> std::convertible_to<bool>;  // false: decides without knowing misses; capturable as one graph
+concept scheduler_states_traits = requires {
+  { S::hits_first } -> std::convertible_to<bool>;     // a hits visit follows each enter
+  { S::reads_mailbox } -> std::convertible_to<bool>;  // false: decides without knowing misses; capturable as one graph
 };
 
 template <class S>
 concept scheduler_decides = requires(
-  S& self, std::span<scheduler_row const> rows, link_state const& link, nanoseconds now, std::span<row_id> chosen)
-{
-  {
-    self.decide(rows, link, now, chosen)
-  }
-  noexcept->std::same_as<decision>;
+  S& self, std::span<scheduler_row const> rows, link_state const& link, nanoseconds now, std::span<row_id> chosen) {
+  { self.decide(rows, link, now, chosen) } noexcept -> std::same_as<decision>;
 };
 
 template <class S>

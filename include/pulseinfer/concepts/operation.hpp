@@ -40,50 +40,34 @@ struct operation_cost {
 inline constexpr std::size_t max_operation_bytes = 1024;
 
 template <class T>
-concept operation_names_itself = requires
-{
-  {
-    T::name
-    } -> std::convertible_to<char const*>;
+concept operation_names_itself = requires {
+  { T::name } -> std::convertible_to<char const*>;
 };
 
 template <class T>
-concept operation_states_kind = requires
-{
-  {
-    T::kind
-    } -> std::convertible_to<operation_kind>;
+concept operation_states_kind = requires {
+  { T::kind } -> std::convertible_to<operation_kind>;
 };
 
 template <class T>
-concept operation_has_shape = requires(T const& op)
-{
-  {
-    op.shape()
-    } -> std::same_as<launch_shape>;
-  {
-    op.scratch_bytes(std::uint32_t{})
-    } -> std::convertible_to<std::size_t>;
+concept operation_has_shape = requires(T const& op) {
+  { op.shape() } -> std::same_as<launch_shape>;
+  { op.scratch_bytes(std::uint32_t{}) } -> std::convertible_to<std::size_t>;
 };
 
 template <class T>
-concept operation_has_cost = requires(T const& op)
-{
-  {
-    op.cost()
-    } -> std::same_as<operation_cost>;
+concept operation_has_cost = requires(T const& op) {
+  { op.cost() } -> std::same_as<operation_cost>;
 };
 
 template <class T>
-concept operation_runs = requires(T const& op, device::solo_group const& group, std::uint64_t item, scratch_ref scratch)
-{
-  op(group, item, scratch);
-};
+concept operation_runs = requires(
+  T const& op, device::solo_group const& group, std::uint64_t item, scratch_ref scratch) { op(group, item, scratch); };
 
 template <class T>
-concept operation = std::is_trivially_copyable_v<T> &&(sizeof(T) <= max_operation_bytes) &&
-  operation_names_itself<T>&& operation_states_kind<T>&& operation_has_shape<T>&& operation_has_cost<
-                      T>&& operation_runs<T>;
+concept operation =
+  std::is_trivially_copyable_v<T> && (sizeof(T) <= max_operation_bytes) && operation_names_itself<T> &&
+  operation_states_kind<T> && operation_has_shape<T> && operation_has_cost<T> && operation_runs<T>;
 
 /// One sentence for each requirement that `T` misses.
 template <class T>

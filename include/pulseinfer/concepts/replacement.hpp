@@ -13,14 +13,10 @@ namespace pulseinfer {
 /// A key from a slot's words: among clean slots that this step does not use, the lowest key leaves first, ties by the
 /// lower slot id. Empty slots go before any of them. Called on the device, hence trivially copyable and without state.
 template <class R>
-concept replacement = std::is_trivially_copyable_v<R> &&
-  requires(R const& policy, slot_word const& word, std::uint32_t now)
-{
-  {
-    policy.key(word, now)
-  }
-  noexcept->std::same_as<std::uint32_t>;
-};
+concept replacement =
+  std::is_trivially_copyable_v<R> && requires(R const& policy, slot_word const& word, std::uint32_t now) {
+    { policy.key(word, now) } noexcept -> std::same_as<std::uint32_t>;
+  };
 
 template <class R>
 consteval bool explain_replacement()

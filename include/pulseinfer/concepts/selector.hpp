@@ -27,49 +27,28 @@ using bound_selector_t =
   decltype(std::declval<T const&>().bind(std::declval<B&>(), std::declval<selector_limits const&>()));
 
 template <class T, class B>
-concept selector_binds = requires
-{
-  typename bound_selector_t<T, B>;
-};
+concept selector_binds = requires { typename bound_selector_t<T, B>; };
 
 /// Sizes that the manager needs: blocks that a layer's selection holds at most, tokens up to which a row stays dense, and
 /// bytes of a block's digest in a layer (0 where the selector has none).
 template <class T, class B>
-concept selector_has_sizes = selector_binds<T, B> && requires(bound_selector_t<T, B> const& self, layer_id layer)
-{
-  {
-    self.budget_blocks(layer)
-  }
-  noexcept->std::same_as<std::uint32_t>;
-  {
-    self.dense_tokens()
-  }
-  noexcept->std::same_as<std::uint32_t>;
-  {
-    self.digest_bytes(layer)
-  }
-  noexcept->std::same_as<std::uint64_t>;
+concept selector_has_sizes = selector_binds<T, B> && requires(bound_selector_t<T, B> const& self, layer_id layer) {
+  { self.budget_blocks(layer) } noexcept -> std::same_as<std::uint32_t>;
+  { self.dense_tokens() } noexcept -> std::same_as<std::uint32_t>;
+  { self.digest_bytes(layer) } noexcept -> std::same_as<std::uint64_t>;
 };
 
 template <class T, class B>
 concept selector_digests = selector_binds<T, B> &&
-  requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, digest_request const& request)
-{
-  {
-    self.digest_async(stream, request)
-  }
-  noexcept->std::same_as<status>;
-};
+  requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, digest_request const& request) {
+    { self.digest_async(stream, request) } noexcept -> std::same_as<status>;
+  };
 
 template <class T, class B>
 concept selector_selects = selector_binds<T, B> &&
-  requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, select_request const& request)
-{
-  {
-    self.select_async(stream, request)
-  }
-  noexcept->std::same_as<status>;
-};
+  requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, select_request const& request) {
+    { self.select_async(stream, request) } noexcept -> std::same_as<status>;
+  };
 
 template <class T, class B>
 concept selector_for = backend<B> && selector_has_sizes<T, B> && selector_digests<T, B> && selector_selects<T, B>;

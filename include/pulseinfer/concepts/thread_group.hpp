@@ -9,14 +9,9 @@ namespace pulseinfer {
 
 /// `sync()` makes what any rank wrote before it visible to every rank after it. cooperative_groups' types conform.
 template <class G>
-concept thread_group = requires(G const& group)
-{
-  {
-    group.thread_rank()
-    } -> std::convertible_to<std::uint32_t>;
-  {
-    group.size()
-    } -> std::convertible_to<std::uint32_t>;
+concept thread_group = requires(G const& group) {
+  { group.thread_rank() } -> std::convertible_to<std::uint32_t>;
+  { group.size() } -> std::convertible_to<std::uint32_t>;
   group.sync();
 };
 

@@ -27,38 +27,25 @@ using bound_transfer_t =
   decltype(std::declval<T const&>().bind(std::declval<B&>(), std::declval<transfer_limits const&>()));
 
 template <class T, class B>
-concept transfer_engine_binds = requires
-{
-  typename bound_transfer_t<T, B>;
-};
+concept transfer_engine_binds = requires { typename bound_transfer_t<T, B>; };
 
 template <class T>
-concept transfer_engine_states_place = requires
-{
-  {
-    T::plans_on
-    } -> std::convertible_to<plan_place>;
+concept transfer_engine_states_place = requires {
+  { T::plans_on } -> std::convertible_to<plan_place>;
 };
 
 template <class T, class B>
 concept transfer_engine_recalls = transfer_engine_binds<T, B> &&
-  requires(bound_transfer_t<T, B>& self, typename B::stream_ref stream, recall_plan_ref const& plan, landed_ref landed)
-{
-  {
-    self.recall_async(stream, plan, landed)
-  }
-  noexcept->std::same_as<status>;
-};
+  requires(bound_transfer_t<T, B>& self, typename B::stream_ref stream, recall_plan_ref const& plan,
+           landed_ref landed) {
+    { self.recall_async(stream, plan, landed) } noexcept -> std::same_as<status>;
+  };
 
 template <class T, class B>
-concept transfer_engine_moves = transfer_engine_binds<T, B> &&
-  requires(bound_transfer_t<T, B>& self, typename B::stream_ref stream, copy_list runs)
-{
-  {
-    self.move_async(stream, runs)
-  }
-  noexcept->std::same_as<status>;
-};
+concept transfer_engine_moves =
+  transfer_engine_binds<T, B> && requires(bound_transfer_t<T, B>& self, typename B::stream_ref stream, copy_list runs) {
+    { self.move_async(stream, runs) } noexcept -> std::same_as<status>;
+  };
 
 template <class T, class B>
 concept transfer_engine_for =

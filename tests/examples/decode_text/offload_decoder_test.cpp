@@ -154,8 +154,8 @@ TEST_CASE("a batch of eight texts of different lengths decodes as each alone")
   std::vector<row_text> texts;
   for (unsigned row = 0; row < 8; ++row) {
     // From shorter than the budget, all resident, to several times as long.
-    std::size_t const prompt = 20 + 40 * row;
-    texts.push_back({.prompt = prompt, .tokens = random_tokens(prompt + 40, small.vocabulary, row)});
+    std::size_t const prompt = 20 + 28 * row;
+    texts.push_back({.prompt = prompt, .tokens = random_tokens(prompt + 24, small.vocabulary, row)});
   }
   for (auto const scheduler : {scheduler_choice::lockstep, scheduler_choice::interruptible}) {
     offload_options const options{
@@ -183,10 +183,10 @@ TEST_CASE("a batch of eight texts of different lengths decodes as each alone")
   }
 }
 
-TEST_CASE("with an eighth of the tokens the copying model still copies; with sink and recent tokens alone it can't")
+TEST_CASE("with a quarter of the tokens the copying model still copies; with sink and recent tokens alone it can't")
 {
   host_engine::llama_weights const weights = host_engine::make_copying_llama(1);
-  std::uint32_t const context = 2048, count = 128;
+  std::uint32_t const context = 1024, count = 96;
   std::vector<row_text> const texts{{.prompt = context, .tokens = host_engine::make_copying_text(context, count, 2)}};
   dense_decoder dense{weights, 1, context + count, 256, 16};
   dense_decoder window{weights, 1, context + count, 256, 16};

@@ -17,7 +17,7 @@ TEST_SUITE_BEGIN("examples/engine");
 TEST_CASE("the copying model continues each passage as it went on before")
 {
   host_engine::llama_weights const weights = host_engine::make_copying_llama(1);
-  std::uint32_t const prompt = 2048, count = 320;
+  std::uint32_t const prompt = 1024, count = 192;
   std::vector<std::int32_t> const text = host_engine::make_copying_text(prompt, count, 2);
   REQUIRE(text.size() == prompt + count);
   CHECK(std::set(text.begin(), text.begin() + prompt).size() == prompt);

@@ -21,16 +21,9 @@ template <class Op>
 struct kernel_override {};
 
 template <class Op>
-concept has_kernel_override = requires(Op const& op, cudaStream_t stream)
-{
-  {
-    kernel_override<Op>::takes(op)
-  }
-  noexcept->std::same_as<bool>;
-  {
-    kernel_override<Op>::launch(op, stream)
-  }
-  noexcept->std::same_as<cudaError_t>;
+concept has_kernel_override = requires(Op const& op, cudaStream_t stream) {
+  { kernel_override<Op>::takes(op) } noexcept -> std::same_as<bool>;
+  { kernel_override<Op>::launch(op, stream) } noexcept -> std::same_as<cudaError_t>;
 };
 
 }  // namespace pulseinfer::detail
