@@ -34,7 +34,14 @@ struct plan_recall {
 
   [[nodiscard]] launch_shape shape() const { return {.items = rows.count == 0 ? 0U : 1U, .group_threads = 256}; }
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
-  [[nodiscard]] operation_cost cost() const { return {.device_bytes = std::uint64_t{row_begin[rows.count]} * 32}; }
+  [[nodiscard]] operation_cost cost() const
+  {
+    std::uint64_t planned = 0;
+    for (std::uint32_t place = 0; place < rows.count; ++place) {
+      for (std::uint32_t g = 0; g < head_groups; ++g) { planned += lanes.misses[lane_index(place, g)]; }
+    }
+    return {.device_bytes = planned * 32};
+  }
 
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t, scratch_ref) const

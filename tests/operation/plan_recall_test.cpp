@@ -1,0 +1,110 @@
+#include <pulseinfer/operation/plan_recall.hpp>
+
+#include <doctest/doctest.h>
+#include <support/lane_books.hpp>
+#include <support/parallel_group.hpp>
+
+#include <cstdint>
+#include <vector>
+
+using namespace pulseinfer;
+using namespace pulseinfer_test;
+
+namespace {
+
+/// Rows of two head groups with some misses each, their entries named by (lane, place).
+struct planned {
+  lane_books books{{.rows = 5, .head_groups = 2, .max_selected = 4}};
+  std::vector<row_id> rows{row_id{3}, row_id{0}, row_id{4}};
+  std::vector<recall_entry> entries = std::vector<recall_entry>(3 * 2 * 4);
+  std::vector<std::uint32_t> row_begin = std::vector<std::uint32_t>(4, 99), failed = std::vector<std::uint32_t>(24, 7);
+  std::vector<row_mailbox> mailbox = std::vector<row_mailbox>(5);
+  std::vector<std::uint32_t> sequence{11, 12, 13};
+
+  planned(std::vector<std::uint32_t> const& misses)
+  {
+    for (std::uint32_t l = 0; l < 10; ++l) {
+      books.plan().misses[l] = misses[l];
+      books.plan().hits[l] = 10 + l;
+      books.plan().flying[l] = l;
+      books.plan().stalled[l] = 2 * l;
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        books.entries[l * 4 + i] = {.lane = static_cast<lane_id>(l), .block = static_cast<block_id>(i)};
+      }
+    }
+  }
+
+  [[nodiscard]] plan_recall op()
+  {
+    return {
+      .rows = {.ids = rows.data(), .count = 3},
+      .lanes = books.plan(),
+      .entries = entries.data(),
+      .row_begin = row_begin.data(),
+      .failed = failed.data(),
+      .mailbox = mailbox.data(),
+      .sequence = sequence.data(),
+      .block_bytes = 100,
+      .head_groups = 2,
+      .max_selected = 4};
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("operation")
+{
+  TEST_CASE("a plan lists the misses of its rows in their order, within a row by lane, and posts what travels")
+  {
+    // Lanes 6 and 7 are row 3, 0 and 1 row 0, 8 and 9 row 4; the others are in no plan.
+    planned p{{2, 1, 4, 4, 4, 4, 3, 0, 0, 0}};
+    CHECK(p.op().cost().device_bytes == 6 * 32);
+    run_solo(p.op());
+    CHECK(p.row_begin == std::vector<std::uint32_t>{0, 3, 6, 6});
+    std::vector<std::pair<int, int>> seen;
+    for (std::size_t i = 0; i < 6; ++i) {
+      seen.emplace_back(to_number(p.entries[i].lane), to_number(p.entries[i].block));
+      CHECK(p.failed[i] == 0);
+    }
+    CHECK(seen == std::vector<std::pair<int, int>>{{6, 0}, {6, 1}, {6, 2}, {0, 0}, {0, 1}, {1, 0}});
+    row_mailbox const& first = p.mailbox[3];
+    CHECK(first.posted == 11);
+    CHECK(first.misses == 3);
+    CHECK(first.bytes == 300);
+    CHECK(first.hits == 16 + 17);
+    CHECK(first.flying == 6 + 7);
+    CHECK(first.stalled == 12 + 14);
+    CHECK(p.mailbox[0].posted == 12);
+    CHECK(p.mailbox[0].misses == 3);
+    CHECK(p.mailbox[4].posted == 13);
+    CHECK(p.mailbox[4].misses == 0);
+    CHECK(p.mailbox[4].bytes == 0);
+    CHECK(p.mailbox[1].posted == 0);
+    CHECK(p.mailbox[2].posted == 0);
+    run_solo(p.op());
+    CHECK(p.mailbox[3].total_misses == 6);
+    CHECK(p.mailbox[3].total_hits == 66);
+  }
+
+  TEST_CASE("a plan is the same whatever the number of threads")
+  {
+    planned one{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}}, many{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}};
+    run_solo(one.op());
+    for (std::uint32_t const threads : {2U, 7U}) {
+      run_parallel(many.op(), threads);
+      CHECK(many.row_begin == one.row_begin);
+      for (std::size_t i = 0; i < one.row_begin.back(); ++i) {
+        CHECK(many.entries[i].lane == one.entries[i].lane);
+        CHECK(many.entries[i].block == one.entries[i].block);
+      }
+    }
+  }
+
+  TEST_CASE("a plan for no rows is no launch")
+  {
+    planned p{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0}};
+    plan_recall op = p.op();
+    op.rows.count = 0;
+    CHECK(op.shape().items == 0);
+  }
+}
