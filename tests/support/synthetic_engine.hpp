@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <random>
@@ -65,6 +66,7 @@ struct synthetic_model {
 };
 
 /// Dense attention over everything, token by token, in double precision: the outputs of a sequence's first `tokens` tokens.
+/// Windowed layers see what they would if each token were a step of its own.
 inline std::vector<std::vector<float>> dense_outputs(
   synthetic_model const& model, std::uint64_t sequence_seed, std::uint32_t tokens)
 {
@@ -80,6 +82,9 @@ inline std::vector<std::vector<float>> dense_outputs(
       queries[t].resize(g.query_heads * g.head_dim);
       model.multiply(model.key[l], outputs[t].data(), keys[t].data(), g.kv_heads * g.head_dim, model.width);
       model.multiply(model.value[l], outputs[t].data(), values[t].data(), g.kv_heads * value_dim, model.width);
+      for (std::uint32_t i = 0; g.value_is_key_prefix && i < g.kv_heads * value_dim; ++i) {
+        values[t][i] = keys[t][i / value_dim * g.head_dim + i % value_dim];
+      }
       model.multiply(model.query[l], outputs[t].data(), queries[t].data(), g.query_heads * g.head_dim, model.width);
     }
     pulseinfer::layer_group const group = g.group_of(static_cast<pulseinfer::layer_id>(l));
@@ -156,7 +161,8 @@ class synthetic_engine {
   /// Names the sequence that runs in a row.
   void assign(pulseinfer::row_id row, std::uint64_t sequence_seed) { rows_[to_index(row)] = {.seed = sequence_seed}; }
 
-  /// One step of these rows; every appended token is accepted, unless `accepted` says how many per row.
+  /// One step of these rows; every appended token is accepted, unless `accepted` says how many per row: those behind them
+  /// are drafts that guessed wrong, tokens of no sequence.
   void step(std::vector<pulseinfer::step_row> rows, std::uint32_t accepted = ~0U)
   {
     for (pulseinfer::step_row& r : rows) {
@@ -164,6 +170,7 @@ class synthetic_engine {
       row_state& state = rows_[to_index(r.row)];
       state.begin = kv_.tokens_of(r.row);
       state.count = r.tokens;
+      state.accepted = std::min(accepted, r.tokens);
     }
     require(kv_.begin_step(rows), "begin_step");
     if (kv_.rows().count != 0) {
@@ -173,6 +180,7 @@ class synthetic_engine {
     }
     for (pulseinfer::visit const& v : kv_.step()) {
       attend(v);
+      if (attended) { attended(v); }
       if (warm_up && v.part != pulseinfer::part::hits) {
         require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up");
       }
@@ -216,12 +224,24 @@ class synthetic_engine {
 
   bool warm_up = false;
   std::uint64_t visits = 0;
+  std::function<void(pulseinfer::visit const&)> attended;  ///< called when a visit's attention has been enqueued
+
+  [[nodiscard]] pulseinfer::tensor_view query_view()
+  {
+    return view(queries_, model_.geometry.query_heads, model_.geometry.head_dim);
+  }
+  /// What the last visits of the rows have attended, hits and landed parts merged.
+  [[nodiscard]] pulseinfer::tensor_view attention_view()
+  {
+    return view(out_, model_.geometry.query_heads, model_.geometry.value_elements());
+  }
 
  private:
   struct row_state {
     std::uint64_t seed = 0;
     std::uint32_t begin = 0;
     std::uint32_t count = 0;
+    std::uint32_t accepted = 0;
   };
 
   static void require(pulseinfer::status s, char const* call)
@@ -256,7 +276,9 @@ class synthetic_engine {
     if (!inputs_are_read_) { require(backend_.synchronize(stream_), "synchronize"); }
     inputs_are_read_ = false;
     each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
-      model_.embed(rows_[to_index(row)].seed, position, inputs_.template as<float>() + place * model_.width);
+      row_state const& state = rows_[to_index(row)];
+      bool const right = position < state.begin + state.accepted;
+      model_.embed(right ? state.seed : ~state.seed, position, inputs_.template as<float>() + place * model_.width);
     });
     enqueue(take_inputs{
       .tokens = tokens_of(rows),
@@ -294,18 +316,13 @@ class synthetic_engine {
   {
     return pulseinfer::contiguous_tensor(data.data(), pulseinfer::dtype::float32, rows_.size() * per_row_, heads, dim);
   }
-  [[nodiscard]] pulseinfer::tensor_view query_view()
-  {
-    return view(queries_, model_.geometry.query_heads, model_.geometry.head_dim);
-  }
 
   void enter(pulseinfer::layer_id layer, pulseinfer::row_list rows)
   {
     pulseinfer::kv_geometry const& g = model_.geometry;
-    require(
-      kv_.enter(
-        layer, rows, view(keys_, g.kv_heads, g.head_dim), view(values_, g.kv_heads, g.value_elements()), query_view()),
-      "enter");
+    pulseinfer::tensor_view const values =
+      g.value_is_key_prefix ? pulseinfer::tensor_view{} : view(values_, g.kv_heads, g.value_elements());
+    require(kv_.enter(layer, rows, view(keys_, g.kv_heads, g.head_dim), values, query_view()), "enter");
   }
 
   void attend(pulseinfer::visit const& v)
@@ -355,6 +372,7 @@ class synthetic_engine {
     require(backend_.synchronize(stream_), "synchronize");
     inputs_are_read_ = true;
     each_token(rows, [this](std::size_t place, std::uint32_t position, pulseinfer::row_id row) {
+      if (position >= rows_[to_index(row)].begin + rows_[to_index(row)].accepted) { return; }
       float const* const h = hidden_.template as<float>() + place * model_.width;
       outputs_[{rows_[to_index(row)].seed, position}].assign(h, h + model_.width);
     });

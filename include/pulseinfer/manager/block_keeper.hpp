@@ -110,7 +110,7 @@ class block_keeper {
   {
     status cleared = books_.clear(backend, compute);
     // Waited for here, so that a construction that fails later frees no memory which a launch still names.
-    if (status const waited = wait_compute(backend.now() + wait_limit_); cleared == status::ok) { cleared = waited; }
+    if (status const waited = wait_compute(no_deadline); cleared == status::ok) { cleared = waited; }
     if (cleared != status::ok) { throw resource_error{std::string{"books could not be cleared: "} + name_of(cleared)}; }
   }
 

@@ -1138,12 +1138,16 @@ class offload_manager {
     return recalls_.acquire(given, backend_->now() + options_.wait_limit, [this](recall<B>& r) { issue_planned(r); });
   }
 
-  /// For engines that plan on the host: enqueues the copies once the plan is there.
+  /// For engines that plan on the host: enqueues the copies once the plan is there. In the order of the recalls: a row may
+  /// wait for blocks that an earlier recall brings.
   void issue_planned(recall<B>& r) noexcept
   {
     if constexpr (TransferEngine::plans_on == plan_place::host) {
-      bool const waiting = r.active && r.planned && !r.issued;
-      if (waiting && backend_->done(r.planned_event) == event_state::done) { static_cast<void>(issue(r)); }
+      while (r.active && r.planned && !r.issued) {
+        recall<B>& next = *recalls_.oldest_planned();
+        if (backend_->done(next.planned_event) != event_state::done) { return; }
+        static_cast<void>(issue(next));
+      }
     }
   }
 
@@ -1151,11 +1155,12 @@ class offload_manager {
   status issue_waiting(recall<B>& r) noexcept
   {
     if constexpr (TransferEngine::plans_on == plan_place::host) {
-      if (r.planned && !r.issued) {
-        typename B::event_ref const event = r.planned_event;
+      while (r.active && r.planned && !r.issued) {
+        recall<B>& next = *recalls_.oldest_planned();
+        typename B::event_ref const event = next.planned_event;
         status const waited = backend_->wait_any({&event, 1}, backend_->now() + options_.wait_limit);
         if (waited != status::ok) { return waited; }
-        return issue(r);
+        static_cast<void>(issue(next));
       }
     }
     return r.code;

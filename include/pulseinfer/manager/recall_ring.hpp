@@ -21,6 +21,7 @@ namespace pulseinfer {
 template <class B>
 struct recall {
   std::uint32_t generation = 0;
+  std::uint64_t order = 0;  ///< recalls are numbered as they are given out
   std::uint32_t users = 0;  ///< rows that stand at this recall
   bool active = false;      ///< given out; its events mean something
   bool planned = false;     ///< the plan's event has been recorded
@@ -108,6 +109,7 @@ class recall_ring {
           r.row_count = 0;
           r.passed = 0;
           ++r.generation;
+          r.order = ++given_out_;
           next_ = (place + 1) % size;
           given = {.index = place, .generation = r.generation};
           return status::ok;
@@ -134,6 +136,17 @@ class recall_ring {
   [[nodiscard]] recall<B>& operator[](std::uint32_t index) noexcept { return recalls_[index]; }
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(recalls_.size()); }
 
+  /// The oldest recall that has been planned and not issued; nullptr where there is none.
+  [[nodiscard]] recall<B>* oldest_planned() noexcept
+  {
+    recall<B>* oldest = nullptr;
+    for (recall<B>& r : recalls_) {
+      bool const waits = r.active && r.planned && !r.issued;
+      if (waits && (oldest == nullptr || r.order < oldest->order)) { oldest = &r; }
+    }
+    return oldest;
+  }
+
   /// Whether nothing of the recall is left on a stream, or still to be enqueued.
   [[nodiscard]] bool copies_done(recall<B> const& r) noexcept
   {
@@ -156,6 +169,7 @@ class recall_ring {
   slab<B> failures_;  // [places, max_entries]
   std::vector<recall<B>> recalls_;
   std::uint32_t next_ = 0;
+  std::uint64_t given_out_ = 0;
 };
 
 }  // namespace pulseinfer

@@ -3,8 +3,10 @@
 /// The managers that the tests use, each instantiated once, in a source file of its own, with the engine that drives it.
 
 #include "../pattern_engine.hpp"
+#include "../synthetic_engine.hpp"
 #include "late_scheduler.hpp"
 #include <pulseinfer/admission/fixed_admission.hpp>
+#include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
@@ -42,6 +44,12 @@ using fragment_manager = offload_manager<
 using chosen_manager =
   offload_manager<cpu_backend, external_selector, gather_scatter_engine, late_scheduler, fixed_admission>;
 
+/// Every copy is held against the memory that there is; what nobody has written reads as NaN.
+using checked_backend = pulseinfer::checked<cpu_backend>;
+using checked_manager = offload_manager<
+  checked_backend, solo_head_selector<>, gather_scatter_engine, interruptible_scheduler<visit_order::hits_first>,
+  fixed_admission>;
+
 }  // namespace pulseinfer_test
 
 namespace pulseinfer {
@@ -56,6 +64,9 @@ extern template class offload_manager<
   fixed_admission>;
 extern template class offload_manager<
   cpu_backend, external_selector, gather_scatter_engine, pulseinfer_test::late_scheduler, fixed_admission>;
+extern template class offload_manager<
+  checked<cpu_backend>, solo_head_selector<>, gather_scatter_engine, interruptible_scheduler<visit_order::hits_first>,
+  fixed_admission>;
 
 }  // namespace pulseinfer
 
@@ -65,5 +76,9 @@ extern template class pattern_engine<cpu_backend, lockstep_manager>;
 extern template class pattern_engine<cpu_backend, hits_manager>;
 extern template class pattern_engine<cpu_backend, fragment_manager>;
 extern template class pattern_engine<cpu_backend, chosen_manager>;
+extern template class pattern_engine<checked_backend, checked_manager>;
+extern template class synthetic_engine<cpu_backend, lockstep_manager>;
+extern template class synthetic_engine<cpu_backend, hits_manager>;
+extern template class synthetic_engine<cpu_backend, fragment_manager>;
 
 }  // namespace pulseinfer_test

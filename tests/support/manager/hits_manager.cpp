@@ -4,3 +4,4 @@ template class pulseinfer::offload_manager<
   pulseinfer::cpu_backend, pulseinfer::solo_head_selector<>, pulseinfer::gather_scatter_engine,
   pulseinfer::interruptible_scheduler<pulseinfer::visit_order::hits_first>, pulseinfer::fixed_admission>;
 template class pulseinfer_test::pattern_engine<pulseinfer::cpu_backend, pulseinfer_test::hits_manager>;
+template class pulseinfer_test::synthetic_engine<pulseinfer::cpu_backend, pulseinfer_test::hits_manager>;

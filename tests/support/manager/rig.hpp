@@ -20,9 +20,9 @@ struct rig_options {
 template <class Manager>
 struct rig;
 
-template <class Selector, class Transfer, class Scheduler>
-struct rig<offload_manager<cpu_backend, Selector, Transfer, Scheduler, fixed_admission>> {
-  using manager_type = offload_manager<cpu_backend, Selector, Transfer, Scheduler, fixed_admission>;
+template <class Backend, class Selector, class Transfer, class Scheduler>
+struct rig<offload_manager<Backend, Selector, Transfer, Scheduler, fixed_admission>> {
+  using manager_type = offload_manager<Backend, Selector, Transfer, Scheduler, fixed_admission>;
 
   rig(rig_options const& options, Selector const& selector, Scheduler const& scheduler = {})
     : backend{options.cpu},
@@ -61,10 +61,10 @@ struct rig<offload_manager<cpu_backend, Selector, Transfer, Scheduler, fixed_adm
     CHECK(kv.audit() == "");
   }
 
-  cpu_backend backend;
-  cpu_backend::stream_ref stream;
+  Backend backend;
+  typename Backend::stream_ref stream;
   manager_type kv;
-  pattern_engine<cpu_backend, manager_type> engine;
+  pattern_engine<Backend, manager_type> engine;
 };
 
 }  // namespace pulseinfer_test
