@@ -52,6 +52,17 @@ function(pulseinfer_link_test_support name folder)
   target_link_libraries(${target} PRIVATE ${support})
 endfunction()
 
+# pulseinfer_count_allocations(<program> <file>...)
+#   Where one of the files is a step_path_test.cpp, the program counts what it allocates (tests/support/allocations.hpp).
+function(pulseinfer_count_allocations name)
+  set(sources ${ARGN})
+  list(FILTER sources INCLUDE REGEX "/step_path_test\\.cpp$")
+  if(sources)
+    string(REPLACE "/" "_" target "test_${name}")
+    target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support/allocations.cpp")
+  endif()
+endfunction()
+
 # pulseinfer_add_folder_tests(<root>)
 #   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
 #   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU. The first two link
@@ -72,6 +83,7 @@ function(pulseinfer_add_folder_tests root)
     string(REGEX REPLACE "^\\.$" "general" name "${folder}")
     pulseinfer_add_test_program(${name} LABELS unit SOURCES ${unit_${folder}})
     pulseinfer_link_test_support(${name} "${folder}")
+    pulseinfer_count_allocations(${name} ${unit_${folder}})
   endforeach()
 
   add_custom_target(concurrent_tests)

@@ -1,5 +1,5 @@
 #include <doctest/doctest.h>
-#include <support/manager/counting_new.hpp>
+#include <support/allocations.hpp>
 #include <support/manager/mixed_batch.hpp>
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// The step path of selectors allocates nothing. This program counts every allocation.
+// The step path of selectors allocates nothing.
 
+#include "support/allocations.hpp"
 #include "support/cache.hpp"
 #include "support/selection.hpp"
 #include <pulseinfer/selector/designated_head.hpp>
@@ -10,33 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
-
-namespace {
-
-std::uint64_t allocations = 0;
-
-void* counted(std::size_t bytes, std::size_t alignment)
-{
-  ++allocations;
-  void* const memory = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-  if (memory == nullptr) { throw std::bad_alloc{}; }
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment)
-{
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -80,7 +55,7 @@ TEST_SUITE("selector")
     std::vector<float> scores(3 * std::size_t{c.max_blocks}, 0.5F);
     auto const view = pulseinfer::contiguous_tensor(scores.data(), pulseinfer::dtype::float32, 3, 1, c.max_blocks);
 
-    std::uint64_t const before = allocations;
+    std::uint64_t const before = pulseinfer_test::allocations();
     std::uint32_t failed = 0;
     auto const expect_ok = [&](status result) { failed += result == status::ok ? 0U : 1U; };
     for (int step = 0; step < 100; ++step) {
@@ -95,7 +70,7 @@ TEST_SUITE("selector")
       expect_ok(external.import_scores(layer_id{0}, view));
       expect_ok(external.select_async({}, arrays.select_request(0, {})));
     }
-    CHECK(allocations == before);
+    CHECK(pulseinfer_test::allocations() == before);
     CHECK(failed == 0);
   }
 }

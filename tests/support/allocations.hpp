@@ -1,6 +1,7 @@
 #pragma once
 
-/// Counts what a program allocates, in all of its threads. The operators are replaced in counting_new.cpp.
+/// Counts what a program allocates, in all of its threads. The operators are replaced in allocations.cpp, which is
+/// linked to the program of each folder that holds a step_path_test.cpp.
 
 #include <cstdint>
 

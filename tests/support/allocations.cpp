@@ -1,4 +1,4 @@
-#include "counting_new.hpp"
+#include <support/allocations.hpp>
 
 #include <atomic>
 #include <cstddef>
