@@ -15,7 +15,7 @@ pulseinfer_die()
 }
 
 # What is needed: kind, its name for that kind, the Debian package. Kinds: command, header (of a C or C++ library),
-# module (of python3).
+# library (that the linker finds), module (of python3).
 pulseinfer_build_needs=(
   "command cmake cmake"
   "command ninja ninja-build"
@@ -26,7 +26,7 @@ pulseinfer_build_needs=(
   "header benchmark/benchmark.h libbenchmark-dev"
   "header CLI/CLI.hpp libcli11-dev"
   "header nlohmann/json.hpp nlohmann-json3-dev"
-  "header cblas.h libopenblas-dev"
+  "library openblas libopenblas-dev"
 )
 pulseinfer_python_needs=(
   "command python3 python3"
@@ -41,6 +41,7 @@ pulseinfer_has()
   case "$1" in
     command) command -v "$2" >/dev/null 2>&1 ;;
     header) printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$2" | c++ -E -x c++ - >/dev/null 2>&1 ;;
+    library) printf 'int main() {}\n' | c++ -x c++ - "-l$2" -o /dev/null >/dev/null 2>&1 ;;
     module) python3 -c "import $2" >/dev/null 2>&1 ;;
   esac
 }
