@@ -31,7 +31,9 @@
 #include <utility>
 #include <vector>
 
-namespace pulseinfer::test {
+namespace pulseinfer_test {
+
+using namespace pulseinfer;
 
 struct contract_sizes {
   static constexpr std::uint32_t streams = 5;
@@ -624,4 +626,4 @@ void backend_contract()
   SUBCASE("destroy_stream runs out what the stream holds") { contract::destroy_stream_runs_out_its_work<F>(); }
 }
 
-}  // namespace pulseinfer::test
+}  // namespace pulseinfer_test

@@ -5,7 +5,7 @@
 
 TEST_SUITE_BEGIN("backend");
 
-using namespace pulseinfer::test;
+using namespace pulseinfer_test;
 using pulseinfer::checked;
 using pulseinfer::copy_mode;
 using pulseinfer::order_kind;

@@ -17,7 +17,7 @@
 TEST_SUITE_BEGIN("backend");
 
 using namespace pulseinfer;
-using namespace pulseinfer::test;
+using namespace pulseinfer_test;
 
 static_assert(backend<checked<cpu_backend>> && observed_backend<checked<cpu_backend>>);
 static_assert(backend<traced<checked<cpu_backend>>> && backend<checked<traced<cpu_backend>>>);

@@ -15,7 +15,7 @@
 TEST_SUITE_BEGIN("backend");
 
 using namespace pulseinfer;
-using pulseinfer::test::gate;
+using pulseinfer_test::gate;
 
 TEST_CASE("cpu_backend orders plain memory over streams by events alone")
 {

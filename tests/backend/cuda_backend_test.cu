@@ -19,14 +19,14 @@
 TEST_SUITE_BEGIN("gpu");
 
 using namespace pulseinfer;
-using namespace pulseinfer::test;
+using namespace pulseinfer_test;
 
 static_assert(backend<checked<cuda_backend>> && backend<traced<cuda_backend>>);
 static_assert(std::is_convertible_v<cudaStream_t, cuda_stream_ref>);
 static_assert(std::is_convertible_v<::cuda::stream_ref, cuda_stream_ref>);
 static_assert(!std::is_convertible_v<std::nullptr_t, cuda_stream_ref>);
 
-namespace pulseinfer::test {
+namespace pulseinfer_test {
 
 /// Keeps a stream busy until *open reaches `number`.
 struct spin_operation {
@@ -109,7 +109,7 @@ struct cuda_with {
 template <class B>
 using plain = B;
 
-}  // namespace pulseinfer::test
+}  // namespace pulseinfer_test
 
 TEST_CASE("cuda_backend keeps the backend contract") { backend_contract<cuda_with<plain>>(); }
 TEST_CASE("checked keeps the backend contract over cuda_backend") { backend_contract<cuda_with<checked>>(); }

@@ -15,7 +15,9 @@
 #include <condition_variable>
 #include <mutex>
 
-namespace pulseinfer::test {
+namespace pulseinfer_test {
+
+using namespace pulseinfer;
 
 /// Closed until it is opened.
 class gate {
@@ -176,4 +178,4 @@ struct scripted_with {
 template <class B>
 using traced_and_checked = traced<checked<B>>;
 
-}  // namespace pulseinfer::test
+}  // namespace pulseinfer_test

@@ -12,7 +12,7 @@
 TEST_SUITE_BEGIN("backend");
 
 using namespace pulseinfer;
-using namespace pulseinfer::test;
+using namespace pulseinfer_test;
 
 namespace {
 

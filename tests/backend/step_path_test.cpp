@@ -9,7 +9,7 @@
 #include <vector>
 
 using namespace pulseinfer;
-using namespace pulseinfer::test;
+using namespace pulseinfer_test;
 
 TEST_SUITE_BEGIN("backend");
 
