@@ -3,6 +3,7 @@
 /// The recalls under way, each with a ticket, a plan and two events.
 
 #include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/detail/handles.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
@@ -10,6 +11,7 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -61,6 +63,7 @@ class recall_ring {
         "recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) + " rows"};
     }
     recalls_.resize(places);
+    events_.reserve(std::size_t{2} * places);
     for (std::uint32_t i = 0; i < places; ++i) {
       recall<B>& r = recalls_[i];
       r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 3;
@@ -71,20 +74,12 @@ class recall_ring {
       r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
       r.row_begin = r.failed + max_entries;
       r.failures = failures_.template as<recall_entry>() + std::uint64_t{i} * max_entries;
-      r.planned_event = backend.create_event();
-      r.landed_event = backend.create_event();
+      r.planned_event = events_.emplace_back(backend).get();
+      r.landed_event = events_.emplace_back(backend).get();
     }
   }
 
   recall_ring(recall_ring&&) = delete;
-
-  ~recall_ring()
-  {
-    for (recall<B> const& r : recalls_) {
-      backend_->destroy_event(r.planned_event);
-      backend_->destroy_event(r.landed_event);
-    }
-  }
 
   /// A place for a new recall; waits for the oldest copies where all places fly.
   /// @param issue called with recalls that have been planned and not issued: issues those whose plan is there
@@ -166,7 +161,8 @@ class recall_ring {
   B* backend_;
   slab<B> lists_;
   slab<B> plans_;
-  slab<B> failures_;  // [places, max_entries]
+  slab<B> failures_;                            // [places, max_entries]
+  std::vector<detail::owned_event<B>> events_;  // [places, 2]: those that the recalls name
   std::vector<recall<B>> recalls_;
   std::uint32_t next_ = 0;
   std::uint64_t given_out_ = 0;

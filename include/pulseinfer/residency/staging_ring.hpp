@@ -3,6 +3,7 @@
 /// Pinned places in which the host writes what the device will read, reused only once that has been read.
 
 #include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/detail/handles.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
@@ -27,16 +28,12 @@ class staging_ring {
       throw configuration_error{
         "staging ring of " + std::to_string(depth) + " places of " + std::to_string(bytes) + " B"};
     }
-    places_.reserve(depth);
-    for (std::uint32_t i = 0; i < depth; ++i) { places_.push_back({.event = backend.create_event()}); }
+    places_.resize(depth);
+    events_.reserve(depth);
+    for (place& p : places_) { p.event = events_.emplace_back(backend).get(); }
   }
 
   staging_ring(staging_ring&&) = delete;
-
-  ~staging_ring()
-  {
-    for (place const& p : places_) { backend_->destroy_event(p.event); }
-  }
 
   /// Opens the next place.
   /// @status drain_timeout where the device did not get on by `deadline`; device_lost
@@ -113,6 +110,7 @@ class staging_ring {
   B* backend_;
   std::uint64_t bytes_;
   slab<B> memory_;
+  std::vector<detail::owned_event<B>> events_;  // [depth]
   std::vector<place> places_;
   std::uint32_t current_ = 0;
   std::uint64_t used_ = 0;
