@@ -21,6 +21,7 @@ concept admission_decides = requires(A& self, demand const& request, capacity co
 template <class A>
 concept admission_policy = admission_observes<A> && admission_decides<A>;
 
+/// One sentence for each requirement that `A` misses.
 template <class A>
 consteval bool explain_admission_policy()
 {

@@ -5,16 +5,30 @@
 
 #include <pulseinfer/concepts/admission_policy.hpp>
 #include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/host_types.hpp>
 #include <pulseinfer/concepts/layer_scheduler.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/concepts/selector.hpp>
+#include <pulseinfer/concepts/thread_group.hpp>
 #include <pulseinfer/concepts/transfer_engine.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <span>
 
 namespace pulseinfer::archetype {
+
+struct thread_group {
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t thread_rank() const { return 0; }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t size() const { return 1; }
+  PULSEINFER_HOST_DEVICE void sync() const {}
+};
+
+static_assert(pulseinfer::thread_group<thread_group>);
+
+/// A tensor of no tokens.
+struct tensor {};
 
 /// Neither runs nor copies: every call reports success and leaves things as they are.
 struct backend {
@@ -104,3 +118,11 @@ struct admission_policy {
 static_assert(pulseinfer::admission_policy<admission_policy>);
 
 }  // namespace pulseinfer::archetype
+
+/// How any type becomes a host tensor.
+template <>
+struct pulseinfer::tensor_traits<pulseinfer::archetype::tensor> {
+  [[nodiscard]] static tensor_view view(archetype::tensor const&) noexcept { return {}; }
+};
+
+static_assert(pulseinfer::host_tensor<pulseinfer::archetype::tensor>);

@@ -25,6 +25,7 @@ concept scheduler_decides = requires(
 template <class S>
 concept layer_scheduler = scheduler_states_traits<S> && scheduler_decides<S>;
 
+/// One sentence for each requirement that `S` misses.
 template <class S>
 consteval bool explain_layer_scheduler()
 {

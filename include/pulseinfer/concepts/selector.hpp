@@ -29,14 +29,24 @@ using bound_selector_t =
 template <class T, class B>
 concept selector_binds = requires { typename bound_selector_t<T, B>; };
 
-/// Sizes that the manager needs: blocks that a layer's selection holds at most, tokens up to which a row stays dense, and
-/// bytes of a block's digest in a layer (0 where the selector has none).
+/// Blocks that a layer's selection holds at most.
 template <class T, class B>
-concept selector_has_sizes = selector_binds<T, B> && requires(bound_selector_t<T, B> const& self, layer_id layer) {
+concept selector_has_budget = selector_binds<T, B> && requires(bound_selector_t<T, B> const& self, layer_id layer) {
   { self.budget_blocks(layer) } noexcept -> std::same_as<std::uint32_t>;
-  { self.dense_tokens() } noexcept -> std::same_as<std::uint32_t>;
-  { self.digest_bytes(layer) } noexcept -> std::same_as<std::uint64_t>;
 };
+
+/// Tokens up to which a row stays dense.
+template <class T, class B>
+concept selector_has_dense_tokens = selector_binds<T, B> && requires(bound_selector_t<T, B> const& self) {
+  { self.dense_tokens() } noexcept -> std::same_as<std::uint32_t>;
+};
+
+/// Bytes of a block's digest in a layer, 0 where the selector has none.
+template <class T, class B>
+concept selector_has_digest_size =
+  selector_binds<T, B> && requires(bound_selector_t<T, B> const& self, layer_id layer) {
+    { self.digest_bytes(layer) } noexcept -> std::same_as<std::uint64_t>;
+  };
 
 template <class T, class B>
 concept selector_digests = selector_binds<T, B> &&
@@ -51,17 +61,26 @@ concept selector_selects = selector_binds<T, B> &&
   };
 
 template <class T, class B>
-concept selector_for = backend<B> && selector_has_sizes<T, B> && selector_digests<T, B> && selector_selects<T, B>;
+concept selector_for = backend<B> && selector_has_budget<T, B> && selector_has_dense_tokens<T, B> &&
+  selector_has_digest_size<T, B> && selector_digests<T, B> && selector_selects<T, B>;
 
+/// One sentence for each requirement that `T` misses on `B`.
 template <class T, class B>
 consteval bool explain_selector()
 {
   static_assert(selector_binds<T, B>, "a selector must make its state in bind(backend, selector_limits)");
-  static_assert(
-    selector_has_sizes<T, B>,
-    "a selector must return, noexcept, budget_blocks(layer), dense_tokens() and digest_bytes(layer)");
-  static_assert(selector_digests<T, B>, "a selector must return status, noexcept, from digest_async(stream, request)");
-  static_assert(selector_selects<T, B>, "a selector must return status, noexcept, from select_async(stream, request)");
+  if constexpr (selector_binds<T, B>) {
+    static_assert(
+      selector_has_budget<T, B>, "a selector must return std::uint32_t, noexcept, from budget_blocks(layer) const");
+    static_assert(
+      selector_has_dense_tokens<T, B>, "a selector must return std::uint32_t, noexcept, from dense_tokens() const");
+    static_assert(
+      selector_has_digest_size<T, B>, "a selector must return std::uint64_t, noexcept, from digest_bytes(layer) const");
+    static_assert(
+      selector_digests<T, B>, "a selector must return status, noexcept, from digest_async(stream, request)");
+    static_assert(
+      selector_selects<T, B>, "a selector must return status, noexcept, from select_async(stream, request)");
+  }
   return selector_for<T, B>;
 }
 

@@ -51,16 +51,19 @@ template <class T, class B>
 concept transfer_engine_for =
   backend<B> && transfer_engine_states_place<T> && transfer_engine_recalls<T, B> && transfer_engine_moves<T, B>;
 
+/// One sentence for each requirement that `T` misses on `B`.
 template <class T, class B>
 consteval bool explain_transfer_engine()
 {
   static_assert(transfer_engine_binds<T, B>, "a transfer engine must make its state in bind(backend, transfer_limits)");
   static_assert(transfer_engine_states_place<T>, "a transfer engine must state `plans_on`, host or device");
-  static_assert(
-    transfer_engine_recalls<T, B>,
-    "a transfer engine must return status, noexcept, from recall_async(stream, plan, landed)");
-  static_assert(
-    transfer_engine_moves<T, B>, "a transfer engine must return status, noexcept, from move_async(stream, runs)");
+  if constexpr (transfer_engine_binds<T, B>) {
+    static_assert(
+      transfer_engine_recalls<T, B>,
+      "a transfer engine must return status, noexcept, from recall_async(stream, plan, landed)");
+    static_assert(
+      transfer_engine_moves<T, B>, "a transfer engine must return status, noexcept, from move_async(stream, runs)");
+  }
   return transfer_engine_for<T, B>;
 }
 
