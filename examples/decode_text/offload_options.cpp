@@ -5,6 +5,7 @@
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/transfer/batch_copy_engine.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 
@@ -50,8 +51,10 @@ std::unique_ptr<offload_decoder> with_transfer(request const& wanted, Selector s
   selector.sink_tokens = wanted.options.sink_tokens;
   selector.recent_tokens = wanted.options.recent_tokens;
   selector.hysteresis = wanted.options.hysteresis;
-  if (wanted.options.transfer == transfer_choice::fragment_copy) {
-    return with_scheduler<pulseinfer::fragment_copy_engine>(wanted, selector);
+  switch (wanted.options.transfer) {
+    case transfer_choice::fragment_copy: return with_scheduler<pulseinfer::fragment_copy_engine>(wanted, selector);
+    case transfer_choice::batch_copy: return with_scheduler<pulseinfer::batch_copy_engine>(wanted, selector);
+    case transfer_choice::gather_scatter: break;
   }
   return with_scheduler<pulseinfer::gather_scatter_engine>(wanted, selector);
 }

@@ -18,7 +18,7 @@
 namespace decode_text {
 
 enum class selector_choice : std::uint8_t { soft_vote, designated_head };
-enum class transfer_choice : std::uint8_t { gather_scatter, fragment_copy };
+enum class transfer_choice : std::uint8_t { gather_scatter, fragment_copy, batch_copy };
 enum class scheduler_choice : std::uint8_t { lockstep, lockstep_hits_first, interruptible };
 
 struct offload_options {

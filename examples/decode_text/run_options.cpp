@@ -106,8 +106,11 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     ->delimiter(',')
     ->capture_default_str();
   add_choice(
-    app, "--transfer", offload.transfer, "how blocks move: all in one operation, or fragment by fragment",
-    {{"gather_scatter", transfer_choice::gather_scatter}, {"fragment_copy", transfer_choice::fragment_copy}});
+    app, "--transfer", offload.transfer,
+    "how blocks move: all in one operation; or, planned on the host, with many copies or all fragments in one",
+    {{"gather_scatter", transfer_choice::gather_scatter},
+     {"fragment_copy", transfer_choice::fragment_copy},
+     {"batch_copy", transfer_choice::batch_copy}});
   add_choice(
     app, "--scheduler", offload.scheduler,
     "who runs while blocks travel: other rows; or all rows wait, without or with their hits attended first",

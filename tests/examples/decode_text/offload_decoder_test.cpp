@@ -118,7 +118,8 @@ TEST_CASE("law 3: a budget that covers the text gives the dense logits, whatever
   std::vector<row_text> const texts{{.prompt = 100, .tokens = random_tokens(160, small.vocabulary, 1)}};
   auto const dense = decode_densely(weights, texts);
   for (auto const selector : {selector_choice::soft_vote, selector_choice::designated_head}) {
-    for (auto const transfer : {transfer_choice::gather_scatter, transfer_choice::fragment_copy}) {
+    for (auto const transfer :
+         {transfer_choice::gather_scatter, transfer_choice::fragment_copy, transfer_choice::batch_copy}) {
       for (auto const scheduler :
            {scheduler_choice::lockstep, scheduler_choice::lockstep_hits_first, scheduler_choice::interruptible}) {
         for (std::uint32_t const block_tokens : {4U, 16U}) {
