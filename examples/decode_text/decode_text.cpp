@@ -9,6 +9,7 @@
 #include "engine/safetensors.hpp"
 #include "long_text.hpp"
 #include "offload_options.hpp"
+#include "output_file.hpp"
 #include "run_options.hpp"
 
 #include <nlohmann/json.hpp>
@@ -17,9 +18,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -289,19 +290,16 @@ nlohmann::ordered_json figures(run_options const& options, subject const& what, 
     {"tokens_per_second_sparse", found.sparse_watch.per_second(tokens)}};
 }
 
-// Opened before the work begins, so that a path that can't be written is said at once.
-std::ofstream open_output(std::string const& path)
+// A path that can't be written is said before the work begins.
+std::optional<output_file> asked_for(std::string const& path)
 {
-  std::ofstream out{path};
-  if (!out) throw std::runtime_error{path + ": cannot be written"};
-  return out;
+  return path.empty() ? std::nullopt : std::optional{output_file{path}};
 }
 
 void run(run_options options)
 {
-  std::ofstream json_file, timeline_file;
-  if (!options.json_path.empty()) json_file = open_output(options.json_path);
-  if (!options.timeline_path.empty()) timeline_file = open_output(options.timeline_path);
+  std::optional<output_file> const json_file = asked_for(options.json_path);
+  std::optional<output_file> const timeline_file = asked_for(options.timeline_path);
 
   subject const what = options.model == "synthetic" ? synthetic_subject(options) : model_subject(options);
   offload_options& offload = options.offload;
@@ -333,9 +331,8 @@ void run(run_options options)
   window.read_only(sink_blocks, blocks - sink_blocks);
 
   result const found = follow_text(what, dense, *sparse, window);
-  if (!options.timeline_path.empty()) {
-    sparse->write_timeline(timeline_file);
-    if (!timeline_file.flush()) throw std::runtime_error{options.timeline_path + ": cannot be written"};
+  if (timeline_file) {
+    timeline_file->write([&](std::ostream& out) { sparse->write_timeline(out); });
   }
 
   row_text const& first = what.rows.front();
@@ -352,9 +349,8 @@ void run(run_options options)
     print_text("sink + recent writes", show(what, write_on(what, window, options.generate_tokens)));
   }
   print_figures(options, what, found);
-  if (!options.json_path.empty()) {
-    json_file << figures(options, what, found).dump(2) << '\n';
-    if (!json_file.flush()) throw std::runtime_error{options.json_path + ": cannot be written"};
+  if (json_file) {
+    json_file->write([&](std::ostream& out) { out << figures(options, what, found).dump(2) << '\n'; });
   }
 }
 

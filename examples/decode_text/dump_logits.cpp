@@ -7,6 +7,7 @@
 #include "engine/llama_engine.hpp"
 #include "engine/llama_weights.hpp"
 #include "long_text.hpp"
+#include "output_file.hpp"
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -15,7 +16,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
+#include <ostream>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -42,6 +43,7 @@ double seconds_since(std::chrono::steady_clock::time_point start)
 void run(
   std::string const& folder, std::uint32_t context, std::uint32_t count, std::uint32_t chunk, std::string const& path)
 {
+  decode_text::output_file const logits_file{path}, about_file{path + ".json"};
   auto start = std::chrono::steady_clock::now();
   host_engine::llama_weights const weights = host_engine::load_llama(folder);
   decode_text::long_text const text = decode_text::load_text(folder, weights.geometry.vocabulary);
@@ -66,24 +68,24 @@ void run(
   }
   double const prefill_s = seconds_since(start);
 
-  std::ofstream out{path, std::ios::binary};
   start = std::chrono::steady_clock::now();
-  for (std::uint32_t position = context; position < context + count; ++position) {
-    engine.feed(0, tokens.subspan(position, 1), position);
-    run_all_layers(engine, cache, rows);
-    engine.sample(rows);
-    auto const bytes = std::as_bytes(engine.logits(0));
-    out.write(reinterpret_cast<char const*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
+  logits_file.write([&](std::ostream& out) {
+    for (std::uint32_t position = context; position < context + count; ++position) {
+      engine.feed(0, tokens.subspan(position, 1), position);
+      run_all_layers(engine, cache, rows);
+      engine.sample(rows);
+      auto const bytes = std::as_bytes(engine.logits(0));
+      out.write(reinterpret_cast<char const*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    }
+  });
   double const decode_s = seconds_since(start);
-  if (!out.flush()) throw std::runtime_error{path + ": cannot be written"};
 
   nlohmann::json const about{
     {"context_tokens", context},
     {"logits_tokens", count},
     {"vocabulary", weights.geometry.vocabulary},
     {"tokens", std::vector<std::int32_t>(tokens.begin(), tokens.begin() + context + count)}};
-  std::ofstream{path + ".json"} << about << '\n';
+  about_file.write([&](std::ostream& out) { out << about << '\n'; });
   std::printf(
     "prefill of %u tokens in %.1f s (%.0f tokens/s), %u tokens decoded in %.1f s (%.1f tokens/s)\n", context, prefill_s,
     context / prefill_s, count, decode_s, count / decode_s);
