@@ -2,6 +2,7 @@
 //
 // Every decoder is fed the true continuation, token by token, so that all predict after the same tokens: perplexity is that
 // of the true text, and predictions can be compared. Afterwards each writes on by itself, for a reader to see.
+#include "caution.hpp"
 #include "comparison.hpp"
 #include "dense_decoder.hpp"
 #include "engine/copying_llama.hpp"
@@ -309,10 +310,15 @@ void run(run_options options)
     options.context_tokens, options.decode_tokens);
 
   std::vector<row_lengths> lengths;
+  std::vector<std::uint32_t> prompts;
   std::uint32_t const after = options.decode_tokens + options.generate_tokens;
   for (row_text const& row : what.rows) {
     auto const prompt = static_cast<std::uint32_t>(row.prompt.size());
     lengths.push_back({.prompt_tokens = prompt - 1, .max_tokens = prompt + after});
+    prompts.push_back(prompt);
+  }
+  for (std::string const& caution : cautions(prompts, options.decode_tokens, offload.budget_tokens)) {
+    std::printf("note: %s\n", caution.c_str());
   }
   auto const rows = static_cast<std::uint32_t>(what.rows.size());
   std::uint32_t const longest = lengths.front().max_tokens;
