@@ -3,6 +3,7 @@
 // Every decoder is fed the true continuation, token by token, so that all predict after the same tokens: perplexity is that
 // of the true text, and predictions can be compared. Afterwards each writes on by itself, for a reader to see.
 #include "caution.hpp"
+#include "command_line.hpp"
 #include "comparison.hpp"
 #include "dense_decoder.hpp"
 #include "engine/copying_llama.hpp"
@@ -372,6 +373,6 @@ int main(int argc, char** argv)
     run(*options);
   } catch (std::exception const& problem) {
     std::fprintf(stderr, "error: %s\n", problem.what());
-    return 1;
+    return exit_failed;
   }
 }

@@ -3,19 +3,20 @@
 // The first `context` tokens run as a prefill in chunks, the others one by one as in decoding, so that both ways through
 // the engine are checked. The output file holds the logits after each of the decoded tokens, [tokens, vocabulary] 32-bit
 // floats; a second file with .json appended says which tokens these were.
+#include "command_line.hpp"
 #include "engine/dense_kv_cache.hpp"
 #include "engine/llama_engine.hpp"
 #include "engine/llama_weights.hpp"
 #include "long_text.hpp"
 #include "output_file.hpp"
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <stdexcept>
@@ -107,11 +108,11 @@ int main(int argc, char** argv)
     ->capture_default_str()
     ->check(CLI::Range(1U, 4096U));
   app.add_option("--output", output, "file for the logits")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  if (std::optional<int> const ended = decode_text::read_command_line(app, argc, argv)) return *ended;
   try {
     run(model, context, count, chunk, output);
   } catch (std::exception const& problem) {
     std::fprintf(stderr, "error: %s\n", problem.what());
-    return 1;
+    return decode_text::exit_failed;
   }
 }

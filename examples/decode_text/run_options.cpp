@@ -1,8 +1,11 @@
 #include "run_options.hpp"
 
+#include "command_line.hpp"
+
 #include <CLI/CLI.hpp>
 
 #include <charconv>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -27,6 +30,15 @@ std::string parse_layers(std::string const& text, std::vector<std::uint32_t>& la
     layers.push_back(layer);
   }
   return {};
+}
+
+bool same_file(std::string const& left, std::string const& right)
+{
+  auto const name = [](std::string const& path) {
+    std::error_code ignored;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  };
+  return name(left) == name(right);
 }
 
 // An option that is one of some words; the first is the default.
@@ -60,7 +72,11 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   CLI::App app{"Decodes the continuation of a long text three times: with a dense KV cache, with the cache offloaded "
                "and selected by "
                "PulseInfer, and with the first and the most recent tokens alone."};
-  app.add_option("--model", options.model, "folder that convert.py wrote, or 'synthetic', which needs no download")
+  app
+    .add_option(
+      "--model", options.model,
+      "folder that convert.py wrote; or 'synthetic', which needs no download: a small model constructed to continue "
+      "passages as they stood in its context before")
     ->capture_default_str();
   app.add_option("--context", options.context_tokens, "tokens of the prompt")
     ->capture_default_str()
@@ -74,8 +90,12 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     ->capture_default_str()
     ->check(CLI::Range(1U, 1024U));
   app.add_option("--seed", options.seed, "of the synthetic model and its text")->capture_default_str();
-  app.add_option("--json", options.json_path, "file for the figures");
-  app.add_option("--timeline", options.timeline_path, "file for a trace of the PulseInfer run, which Perfetto opens");
+  app.add_option("--json", options.json_path, "file for the figures, replaced at the end of the run");
+  CLI::Option* const timeline = app.add_option(
+    "--timeline", options.timeline_path, "file for a trace of the PulseInfer run, which Perfetto opens; likewise");
+  timeline->check([&options](std::string const& path) {
+    return !options.json_path.empty() && same_file(path, options.json_path) ? "is the file of --json" : "";
+  });
 
   app.add_option("--budget", offload.budget_tokens, "tokens that attention reads in a layer")->capture_default_str();
   CLI::Option const* const slots =
@@ -121,10 +141,8 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     ->capture_default_str()
     ->check(CLI::Range(1U, 4096U));
 
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::ParseError const& problem) {
-    exit_code = app.exit(problem);
+  if (std::optional<int> const ended = read_command_line(app, argc, argv)) {
+    exit_code = *ended;
     return std::nullopt;
   }
   if (slots->count() == 0) offload.slots_tokens = offload.budget_tokens + offload.budget_tokens / 4;

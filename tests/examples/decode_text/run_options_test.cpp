@@ -1,0 +1,81 @@
+#include "decode_text/run_options.hpp"
+
+#include <doctest/doctest.h>
+
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+namespace {
+
+using namespace decode_text;
+
+std::optional<run_options> parse(std::initializer_list<char const*> arguments, int& exit_code)
+{
+  std::vector<char const*> all{"decode_text"};
+  all.insert(all.end(), arguments);
+  exit_code = -1;
+  return parse_options(static_cast<int>(all.size()), all.data(), exit_code);
+}
+
+run_options parsed(std::initializer_list<char const*> arguments)
+{
+  int exit_code = -1;
+  std::optional<run_options> const options = parse(arguments, exit_code);
+  REQUIRE(options.has_value());
+  return *options;
+}
+
+int code_of(std::initializer_list<char const*> arguments)
+{
+  int exit_code = -1;
+  REQUIRE_FALSE(parse(arguments, exit_code).has_value());
+  return exit_code;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("examples/decode_text");
+
+TEST_CASE("help ends with 0, each kind of wrong command line with 2")
+{
+  CHECK(code_of({"--help"}) == 0);
+  CHECK(code_of({"--no-such-option"}) == 2);
+  CHECK(code_of({"extra"}) == 2);
+  CHECK(code_of({"--budget"}) == 2);
+  CHECK(code_of({"--budget", "many"}) == 2);
+  CHECK(code_of({"--budget", "-1"}) == 2);
+  CHECK(code_of({"--context", "1"}) == 2);
+  CHECK(code_of({"--transfer", "carrier_pigeon"}) == 2);
+  CHECK(code_of({"--dense-layers", "7,x"}) == 2);
+  CHECK(code_of({"--json", "figures", "--timeline", "./figures"}) == 2);
+  CHECK(code_of({"--timeline", "figures", "--json", "figures"}) == 2);
+}
+
+TEST_CASE("each policy has its word, and the library's own way is the default")
+{
+  CHECK(parsed({}).offload.transfer == transfer_choice::gather_scatter);
+  CHECK(parsed({"--transfer", "gather_scatter"}).offload.transfer == transfer_choice::gather_scatter);
+  CHECK(parsed({"--transfer", "fragment_copy"}).offload.transfer == transfer_choice::fragment_copy);
+  CHECK(parsed({"--transfer", "batch_copy"}).offload.transfer == transfer_choice::batch_copy);
+  CHECK(parsed({}).offload.scheduler == scheduler_choice::interruptible);
+  CHECK(parsed({"--scheduler", "lockstep"}).offload.scheduler == scheduler_choice::lockstep);
+  CHECK(parsed({"--scheduler", "lockstep_hits_first"}).offload.scheduler == scheduler_choice::lockstep_hits_first);
+  CHECK(parsed({}).offload.selector == selector_choice::soft_vote);
+  CHECK(parsed({"--selector", "designated_head"}).offload.selector == selector_choice::designated_head);
+}
+
+TEST_CASE("figures and timeline are two files")
+{
+  run_options const options = parsed({"--json", "figures.json", "--timeline", "trace.json"});
+  CHECK(options.json_path == "figures.json");
+  CHECK(options.timeline_path == "trace.json");
+}
+
+TEST_CASE("slots follow the budget unless they are given")
+{
+  CHECK(parsed({"--budget", "512"}).offload.slots_tokens == 640);
+  CHECK(parsed({"--budget", "512", "--slots", "1024"}).offload.slots_tokens == 1024);
+}
+
+TEST_SUITE_END();
