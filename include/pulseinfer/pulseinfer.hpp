@@ -158,11 +158,15 @@
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/manager/options.hpp>
+#include <pulseinfer/manager/recall_driver.hpp>
 #include <pulseinfer/manager/recall_ring.hpp>
 #include <pulseinfer/manager/row_runtime.hpp>
 #include <pulseinfer/manager/sequence_mover.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
+#include <pulseinfer/manager/step_meter.hpp>
+#include <pulseinfer/manager/tensor_shapes.hpp>
+#include <pulseinfer/manager/visit_queue.hpp>
 #include <pulseinfer/manager/write_back_queue.hpp>
 
 #include <pulseinfer/observe/chrome_trace.hpp>

@@ -19,6 +19,7 @@
 #include <pulseinfer/store/host_store.hpp>
 #include <pulseinfer/store/slot_pool.hpp>
 #include <pulseinfer/view/step_sample.hpp>
+#include <pulseinfer/view/table.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -382,6 +383,23 @@ class block_keeper {
   [[nodiscard]] sequence_book& sequences() noexcept { return sequences_; }
   [[nodiscard]] sequence_book const& sequences() const noexcept { return sequences_; }
   [[nodiscard]] device_books<B> const& books() const noexcept { return books_; }
+  /// The lists of a layer's rows for attention.
+  [[nodiscard]] block_table table(layer_id layer, part which) const noexcept
+  {
+    lane_table_ref const lists = books_.table();
+    bool const landed = which == part::landed;
+    std::uint64_t const first = to_index(layer) * geometry_.head_groups * sequences_.rows();
+    return {
+      .slots = landed ? lists.landed : lists.listed + first * lists.stride,
+      .counts = landed ? lists.landed_count : lists.listed_count + first,
+      .info = books_.info(),
+      .pool = pool_.ref(),
+      .layout = layout_,
+      .layer = layer,
+      .stride = landed ? books_.sizes().max_selected : lists.stride,
+      .head_groups = geometry_.head_groups,
+      .which = which};
+  }
   [[nodiscard]] slot_pool<B> const& pool() const noexcept { return pool_; }
   [[nodiscard]] host_store<B> const& store() const noexcept { return store_; }
   [[nodiscard]] digest_store<B> const& digests() const noexcept { return digests_; }

@@ -9,28 +9,23 @@
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/concepts/transfer_engine.hpp>
-#include <pulseinfer/detail/handles.hpp>
-#include <pulseinfer/device/atomic.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/options.hpp>
-#include <pulseinfer/manager/recall_ring.hpp>
-#include <pulseinfer/manager/row_runtime.hpp>
+#include <pulseinfer/manager/recall_driver.hpp>
 #include <pulseinfer/manager/sequence_mover.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
+#include <pulseinfer/manager/step_meter.hpp>
+#include <pulseinfer/manager/tensor_shapes.hpp>
+#include <pulseinfer/manager/visit_queue.hpp>
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/keep_selection.hpp>
-#include <pulseinfer/operation/land_rows.hpp>
-#include <pulseinfer/operation/plan_recall.hpp>
-#include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/operation/select_window.hpp>
 #include <pulseinfer/replacement/lru.hpp>
-#include <pulseinfer/view/decision.hpp>
 #include <pulseinfer/view/failure_record.hpp>
-#include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 #include <pulseinfer/view/ticket.hpp>
 #include <pulseinfer/view/visit.hpp>
@@ -113,8 +108,6 @@ class offload_manager {
       geometry_{geometry},
       layout_{make_block_layout(geometry)},
       options_{options},
-      policy_{policy},
-      scheduler_{scheduler},
       admission_{admission},
       selector_{selector.bind(
         backend,
@@ -128,35 +121,15 @@ class offload_manager {
         geometry, options, selector_.dense_tokens(),
         [this](layer_id layer) { return selector_.budget_blocks(layer); })},
       keeper_{backend, compute, geometry, layout_, options, budget_, digest_bytes(geometry), policy},
-      transfer_{transfer.bind(
-        backend,
-        transfer_limits{
-          .max_rows = options.max_rows,
-          .max_entries = max_entries(),
-          .head_groups = geometry.head_groups,
-          .layout = layout_})},
+      recalls_{backend, keeper_, geometry, options, budget_, transfer, policy},
       mover_{
         backend, compute, keeper_, options.saved_sequences == 0 ? options.max_rows : options.saved_sequences,
         options.wait_limit},
-      copies_{backend, stream_priority::high},
-      recalls_{
-        backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows, max_entries(),
-        TransferEngine::plans_on},
       arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
-      mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * sizeof(row_mailbox)},
-      rows_(options.max_rows),
-      retained_totals_(options.max_rows),
+      meter_{options.max_rows, backend.now()},
+      queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
       mask_words_(divide_up(options.max_rows, 64U))
-  {
-    for (std::uint32_t r = 0; r < options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
-    scheduler_rows_.reserve(options.max_rows);
-    chosen_.resize(options.max_rows);
-    step_rows_.reserve(options.max_rows);
-    due_.reserve(options.max_rows);
-    failures_.reserve(max_failures);
-    waits_.reserve(std::size_t{2} * options.max_rows);
-    sample_.begin = backend.now();
-  }
+  {}
 
   offload_manager(offload_manager&&) = delete;
 
@@ -205,12 +178,9 @@ class offload_manager {
   status close(row_id row) noexcept
   {
     if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
-    if (!keeper_.sequences()[row].open() || rows_[to_index(row)].closing) { return status::invalid_state; }
-    rows_[to_index(row)].closing = true;
-    leave_recall(row);
-    rows_[to_index(row)].progress = row_progress::outside;
-    std::erase(step_rows_, row);
-    std::erase(due_, row);
+    if (!keeper_.sequences()[row].open() || queue_[row].closing) { return status::invalid_state; }
+    queue_[row].closing = true;
+    queue_.remove(row);
     retire();
     return status::ok;
   }
@@ -222,7 +192,7 @@ class offload_manager {
   [[nodiscard]] status preempt(row_id row, saved_id& saved) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
-    if (status const kept = mover_.save(row, true, true, transfer_, saved); kept != status::ok) { return kept; }
+    if (status const kept = mover_.save(row, true, true, recalls_.mover(), saved); kept != status::ok) { return kept; }
     return close(row);
   }
 
@@ -243,7 +213,7 @@ class offload_manager {
   [[nodiscard]] status retain(row_id row, saved_id& saved) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
-    return mover_.save(row, false, false, transfer_, saved);
+    return mover_.save(row, false, false, recalls_.mover(), saved);
   }
 
   /// Begins a sequence whose first tokens are those of `saved`, which stays; full blocks are shared, not copied. The rest
@@ -260,7 +230,7 @@ class offload_manager {
     if (keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0 && !kept->offloads) {
       return admission::rejected;
     }
-    if (mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, transfer_) != status::ok) {
+    if (mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, recalls_.mover()) != status::ok) {
       return admission::queued;
     }
     take_row(place);
@@ -278,7 +248,7 @@ class offload_manager {
     row = none<row_id>;
     saved_id shared;
     if (standing_still(from) != status::ok) { return admission::rejected; }
-    status const kept = mover_.save(from, true, false, transfer_, shared);
+    status const kept = mover_.save(from, true, false, recalls_.mover(), shared);
     if (kept != status::ok) { return kept == status::busy ? admission::queued : admission::rejected; }
     admission const said = adopt(shared, request, row);
     static_cast<void>(mover_.drop(shared));
@@ -290,7 +260,7 @@ class offload_manager {
   [[nodiscard]] status truncate(row_id row, std::uint32_t tokens) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
-    return mover_.cut(row, tokens, transfer_);
+    return mover_.cut(row, tokens, recalls_.mover());
   }
 
   // -- a step
@@ -306,7 +276,7 @@ class offload_manager {
     retire();
     if (status const sound = check_step(rows); sound != status::ok) { return sound; }
     close_sample();
-    settle_lateness();
+    queue_.note_lateness();
     begun_ = {};
     if (!rows.empty()) {
       arena_.next_step();
@@ -315,7 +285,7 @@ class offload_manager {
     status ready = status::ok;
     std::size_t prepared = 0;
     for (; prepared < rows.size() && ready == status::ok; ++prepared) { ready = prepare_row(rows[prepared]); }
-    if (ready != status::ok) { rows_[to_index(rows[prepared - 1].row)].code = ready; }
+    if (ready != status::ok) { queue_[rows[prepared - 1].row].code = ready; }
     // Also after a failure: a launch writes no word twice, so what was staged must not wait for the next try.
     status const flushed = keeper_.flush();
     if (ready == status::ok) { ready = flushed; }
@@ -325,17 +295,11 @@ class offload_manager {
     }
     row_id* const list = arena_.take(rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      row_runtime& state = rows_[to_index(rows[i].row)];
-      state.progress = row_progress::begun;
-      state.code = status::ok;
-      state.layer = none<layer_id>;
-      state.new_tokens = rows[i].tokens;
-      state.token_offset = rows[i].token_offset;
-      step_rows_.push_back(rows[i].row);
+      queue_.begin(rows[i].row, rows[i].tokens, rows[i].token_offset);
       list[i] = rows[i].row;
     }
     begun_ = {.ids = list, .count = static_cast<std::uint32_t>(rows.size())};
-    sample_.rows = static_cast<std::uint32_t>(step_rows_.size());
+    meter_.running().rows = static_cast<std::uint32_t>(queue_.rows().size());
     return status::ok;
   }
 
@@ -366,17 +330,15 @@ class offload_manager {
   {
     for (commit_row const& r : rows) {
       if (!keeper_.sequences().in_range(r.row)) { return status::out_of_range; }
-      if (finished(r.row) && r.accepted > rows_[to_index(r.row)].new_tokens) { return status::invalid_argument; }
+      if (queue_.finished(r.row) && r.accepted > queue_[r.row].new_tokens) { return status::invalid_argument; }
     }
     for (commit_row const& r : rows) {
-      bool const failed = rows_[to_index(r.row)].progress == row_progress::failed;
-      if (!finished(r.row) && !failed) { continue; }
-      leave_recall(r.row);
+      bool const failed = queue_[r.row].progress == row_progress::failed;
+      if (!queue_.finished(r.row) && !failed) { continue; }
       if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
-      rows_[to_index(r.row)].progress = row_progress::outside;
-      std::erase(step_rows_, r.row);
+      queue_.remove(r.row);
     }
-    return keeper_.write_back(transfer_);
+    return keeper_.write_back(recalls_.mover());
   }
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
@@ -434,12 +396,7 @@ class offload_manager {
     status const appended =
       append_layer(layer, rows, tensor_traits<Keys>::view(keys), tensor_traits<Values>::view(values), kept);
     if (appended != status::ok) { return appended; }
-    bool const last = to_index(layer) + 1 == geometry_.layers;
-    for (row_id const row : kept) {
-      leave_recall(row);
-      rows_[to_index(row)].progress = last ? row_progress::done : row_progress::handed;
-      rows_[to_index(row)].layer = layer;
-    }
+    for (row_id const row : kept) { queue_.pass(row, layer); }
     return status::ok;
   }
 
@@ -463,10 +420,12 @@ class offload_manager {
     std::ranges::fill(mask_words_, 0);
     recall<B>* const r = recalls_.find(t);
     if (r != nullptr) {
-      issue_planned(*r);
+      recalls_.issue_planned(*r);
       for (std::uint32_t i = 0; i < r->passed; ++i) { mask_words_[i / 64] |= std::uint64_t{1} << (i % 64); }
       for (std::uint32_t i = 0; i < r->row_count; ++i) {
-        if (!row_landed(*r, i)) { mask_words_[r->places[i] / 64] &= ~(std::uint64_t{1} << (r->places[i] % 64)); }
+        if (!recalls_.row_landed(*r, i)) {
+          mask_words_[r->places[i] / 64] &= ~(std::uint64_t{1} << (r->places[i] % 64));
+        }
       }
     }
     return {.words = mask_words_};
@@ -479,12 +438,12 @@ class offload_manager {
     if (r == nullptr) { return status::stale_ticket; }
     if (r->aborted) { return status::aborted; }
     if (r->code != status::ok) { return r->code; }
-    issue_planned(*r);
-    if (copies_failed(*r)) { static_cast<void>(fail_recall(*r)); }
+    recalls_.issue_planned(*r);
+    if (recalls_.copies_failed(*r)) { static_cast<void>(recalls_.fail(*r)); }
     bool travels = false;
     for (std::uint32_t i = 0; i < r->row_count; ++i) {
-      if (row_failed(*r, i)) { return status::transfer_failed; }
-      travels = travels || !row_landed(*r, i);
+      if (recalls_.row_failed(*r, i)) { return status::transfer_failed; }
+      travels = travels || !recalls_.row_landed(*r, i);
     }
     return travels ? status::busy : r->code;
   }
@@ -495,7 +454,7 @@ class offload_manager {
   {
     recall<B>* const r = recalls_.find(t);
     if (r == nullptr) { return status::stale_ticket; }
-    if (status const issued = issue_waiting(*r); issued != status::ok) { return issued; }
+    if (status const issued = recalls_.issue_waiting(*r); issued != status::ok) { return issued; }
     return r->issued ? backend_->wait(stream, r->landed_event) : status::ok;
   }
 
@@ -509,22 +468,7 @@ class offload_manager {
   }
 
   /// The lists of a layer's rows for attention.
-  [[nodiscard]] block_table table(layer_id layer, part which) const noexcept
-  {
-    lane_table_ref const lists = keeper_.books().table();
-    bool const landed_part = which == part::landed;
-    std::uint64_t const first = to_index(layer) * geometry_.head_groups * options_.max_rows;
-    return {
-      .slots = landed_part ? lists.landed : lists.listed + first * lists.stride,
-      .counts = landed_part ? lists.landed_count : lists.listed_count + first,
-      .info = keeper_.books().info(),
-      .pool = keeper_.pool().ref(),
-      .layout = layout_,
-      .layer = layer,
-      .stride = landed_part ? keeper_.books().sizes().max_selected : lists.stride,
-      .head_groups = geometry_.head_groups,
-      .which = which};
-  }
+  [[nodiscard]] block_table table(layer_id layer, part which) const noexcept { return keeper_.table(layer, which); }
 
   // -- looking in
 
@@ -535,14 +479,7 @@ class offload_manager {
   /// @status drain_timeout: some still are at the deadline
   status drain(nanoseconds deadline) noexcept
   {
-    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
-      recall<B>& r = recalls_[i];
-      while (r.active && !recalls_.copies_done(r)) {
-        issue_planned(r);
-        typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
-        if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
-      }
-    }
+    if (status const arrived = recalls_.drain(deadline); arrived != status::ok) { return arrived; }
     status const drained = keeper_.drain(deadline);
     retire();
     status const settled = keeper_.wait_compute(deadline);
@@ -550,14 +487,14 @@ class offload_manager {
   }
 
   /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
-  [[nodiscard]] std::span<failure_record const> failures() const noexcept { return failures_; }
-  void clear_failures() noexcept { failures_.clear(); }
-  static constexpr std::size_t max_failures = 1024;
+  [[nodiscard]] std::span<failure_record const> failures() const noexcept { return queue_.failures(); }
+  void clear_failures() noexcept { queue_.clear_failures(); }
+  static constexpr std::size_t max_failures = visit_queue<B, TransferEngine, LayerScheduler, Replacement>::max_failures;
 
   /// What a row last failed with; ok while nothing did. out_of_range for a row that is none of the manager's.
   [[nodiscard]] status row_status(row_id row) const noexcept
   {
-    return keeper_.sequences().in_range(row) ? rows_[to_index(row)].code : status::out_of_range;
+    return keeper_.sequences().in_range(row) ? queue_[row].code : status::out_of_range;
   }
   /// idle for a row without a sequence, or none of the manager's.
   [[nodiscard]] row_mode mode_of(row_id row) const noexcept
@@ -571,17 +508,15 @@ class offload_manager {
   }
   [[nodiscard]] bool is_late(row_id row) const noexcept
   {
-    if (!keeper_.sequences().in_range(row)) { return false; }
-    row_progress const progress = rows_[to_index(row)].progress;
-    return progress == row_progress::standing || progress == row_progress::begun || progress == row_progress::handed;
+    return keeper_.sequences().in_range(row) && queue_.is_late(row);
   }
   /// Figures of the last complete step.
-  [[nodiscard]] step_sample const& last_sample() const noexcept { return last_sample_; }
+  [[nodiscard]] step_sample const& last_sample() const noexcept { return meter_.last(); }
   /// Ends the sample of the step that has run, as the next begin_step would.
   step_sample const& finish_sample() noexcept
   {
     close_sample();
-    return last_sample_;
+    return meter_.last();
   }
   [[nodiscard]] slot_budget const& budget() const noexcept { return budget_; }
   [[nodiscard]] kv_geometry const& geometry() const noexcept { return geometry_; }
@@ -613,10 +548,7 @@ class offload_manager {
  private:
   friend class step_loop<offload_manager>;
 
-  struct row_totals {
-    std::uint64_t misses = 0;
-    std::uint64_t hits = 0;
-  };
+  bool next_visit(visit& v) noexcept { return queue_.next(v); }
 
   [[nodiscard]] static std::uint32_t blocks_of_longest(kv_geometry const& geometry, manager_options const& options)
   {
@@ -634,34 +566,14 @@ class offload_manager {
     return bytes;
   }
 
-  [[nodiscard]] std::uint32_t max_entries() const
-  {
-    return options_.max_rows * geometry_.head_groups * budget_.max_selected;
-  }
-
-  [[nodiscard]] row_mailbox& box(row_id row) const noexcept
-  {
-    return mailbox_.template as<row_mailbox>()[to_index(row)];
-  }
   [[nodiscard]] bool has_layer(layer_id layer) const noexcept
   {
     return !is_none(layer) && to_index(layer) < geometry_.layers;
   }
-  /// Whether a row has been sampled; also where the loop was left with its last visit in hand.
-  [[nodiscard]] bool finished(row_id row) const noexcept
-  {
-    row_runtime const& state = rows_[to_index(row)];
-    bool const in_last = state.progress == row_progress::handed && to_index(state.layer) + 1 == geometry_.layers;
-    return state.progress == row_progress::done || in_last;
-  }
-  [[nodiscard]] bool fits_queries(tensor_view const& q) const noexcept
-  {
-    return !q.empty() && q.heads == geometry_.query_heads && q.dim == geometry_.head_dim && q.type != dtype::bytes;
-  }
   /// Whether a tensor has a place for each token of the row's step.
   [[nodiscard]] bool holds_tokens(tensor_view const& tensor, row_id row) const noexcept
   {
-    row_runtime const& state = rows_[to_index(row)];
+    row_runtime const& state = queue_[row];
     return std::uint64_t{state.token_offset} + state.new_tokens <= tensor.tokens;
   }
   /// Checks rows that stand in a step, and their queries.
@@ -670,26 +582,15 @@ class offload_manager {
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
     }
-    if (!fits_queries(queries)) { return status::invalid_argument; }
+    if (!fits_queries(geometry_, queries)) { return status::invalid_argument; }
     for (row_id const row : rows) {
       sequence_state const& sequence = keeper_.sequences()[row];
-      bool const steps = sequence.open() && sequence.pending != 0 && !rows_[to_index(row)].closing;
+      bool const steps = sequence.open() && sequence.pending != 0 && !queue_[row].closing;
       if (!steps) { return status::invalid_state; }
       if (!holds_tokens(queries, row)) { return status::invalid_argument; }
     }
     return status::ok;
   }
-  [[nodiscard]] bool fits_keys(tensor_view const& k, tensor_view const& v) const noexcept
-  {
-    if (k.empty() && v.empty()) { return true; }
-    bool const keys =
-      !k.empty() && k.heads == geometry_.kv_heads && k.dim == geometry_.head_dim && k.type != dtype::bytes;
-    bool const values = geometry_.value_is_key_prefix
-      ? v.empty()
-      : !v.empty() && v.heads == geometry_.kv_heads && v.dim == geometry_.value_elements() && v.type != dtype::bytes;
-    return keys && values;
-  }
-
   [[nodiscard]] std::uint32_t running_rows() const noexcept
   {
     std::uint32_t running = 0;
@@ -717,17 +618,13 @@ class offload_manager {
     return fits ? place : none<row_id>;
   }
 
-  void take_row(row_id row) noexcept
-  {
-    std::uint32_t const number = rows_[to_index(row)].number;
-    rows_[to_index(row)] = row_runtime{.number = number};
-  }
+  void take_row(row_id row) noexcept { queue_[row] = row_runtime{}; }
 
   /// Whether a row is open and stands in no step.
   [[nodiscard]] status standing_still(row_id row) const noexcept
   {
     if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
-    row_runtime const& state = rows_[to_index(row)];
+    row_runtime const& state = queue_[row];
     bool const still = keeper_.sequences()[row].open() && !state.closing && state.progress == row_progress::outside;
     return still ? status::ok : status::invalid_state;
   }
@@ -767,7 +664,7 @@ class offload_manager {
       step_row const& r = rows[i];
       if (!keeper_.sequences().in_range(r.row)) { return status::out_of_range; }
       sequence_state const& sequence = keeper_.sequences()[r.row];
-      row_runtime const& state = rows_[to_index(r.row)];
+      row_runtime const& state = queue_[r.row];
       if (!sequence.open() || state.closing || state.progress != row_progress::outside) {
         return status::invalid_state;
       }
@@ -790,10 +687,14 @@ class offload_manager {
   [[nodiscard]] status prepare_row(step_row const& r) noexcept
   {
     if (keeper_.leaves_dense(r.row, r.tokens)) {
-      if (status const written = keeper_.wait_written(r.row, transfer_); written != status::ok) { return written; }
+      if (status const written = keeper_.wait_written(r.row, recalls_.mover()); written != status::ok) {
+        return written;
+      }
     }
     if (status const settled = keeper_.settle(r.row, r.tokens); settled != status::ok) { return settled; }
-    if (status const spare = keeper_.ensure_spares(r.row, r.tokens, transfer_); spare != status::ok) { return spare; }
+    if (status const spare = keeper_.ensure_spares(r.row, r.tokens, recalls_.mover()); spare != status::ok) {
+      return spare;
+    }
     if (status const opened = keeper_.open_blocks(r.row, r.tokens); opened != status::ok) { return opened; }
     if (status const appended = keeper_.sequences().append(r.row, r.tokens); appended != status::ok) {
       return appended;
@@ -802,45 +703,14 @@ class offload_manager {
     return status::ok;
   }
 
-  void settle_lateness() noexcept
-  {
-    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
-      row_runtime& state = rows_[r];
-      bool const late = is_late(static_cast<row_id>(r));
-      state.late_history = static_cast<std::uint8_t>((state.late_history << 1U) | (late ? 1U : 0U));
-    }
-  }
-
+  /// Ends the sample of the step that has run.
   void close_sample() noexcept
   {
-    nanoseconds const now = backend_->now();
-    std::uint64_t misses = 0;
-    std::uint64_t hits = 0;
-    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
-      row_mailbox const& words = box(static_cast<row_id>(r));
-      row_totals const total{
-        .misses = device::load_relaxed(&words.total_misses), .hits = device::load_relaxed(&words.total_hits)};
-      std::uint64_t const row_misses = total.misses - retained_totals_[r].misses;
-      std::uint64_t const row_hits = total.hits - retained_totals_[r].hits;
-      retained_totals_[r] = total;
-      misses += row_misses;
-      hits += row_hits;
-      sample_.thrash_steps += row_misses > row_hits ? 1U : 0U;
-    }
-    sample_.step = step_;
-    sample_.recalled_blocks = misses;
-    sample_.recalled_bytes = misses * layout_.block_bytes;
-    sample_.selected_blocks = misses + hits;
-    sample_.written_bytes = keeper_.written_bytes() - written_before_;
-    written_before_ = keeper_.written_bytes();
-    sample_.late_rows = 0;
-    for (row_id const row : step_rows_) { sample_.late_rows += is_late(row) ? 1U : 0U; }
-    sample_.end = now;
-    if (sample_.rows != 0) {
-      last_sample_ = sample_;
-      admission_.observe(last_sample_);
-    }
-    sample_ = step_sample{.begin = now};
+    std::uint32_t late = 0;
+    for (row_id const row : queue_.rows()) { late += queue_.is_late(row) ? 1U : 0U; }
+    bool const counts = meter_.close(
+      &recalls_.box(row_id{0}), step_, late, layout_.block_bytes, keeper_.written_bytes(), backend_->now());
+    if (counts) { admission_.observe(meter_.last()); }
   }
 
   /// Gives rows back whose close waited for copies: what they name, slots and host blocks, is not another's before.
@@ -849,31 +719,17 @@ class offload_manager {
     keeper_.poll();
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
       auto const row = static_cast<row_id>(r);
-      if (!rows_[r].closing || keeper_.writes_fly(row) || recall_flies(row)) { continue; }
-      rows_[r].closing = false;
+      if (!queue_[row].closing || keeper_.writes_fly(row) || recalls_.flies(row)) { continue; }
+      queue_[row].closing = false;
       keeper_.close(row);
     }
-  }
-
-  /// Whether any recall that names the row's slots is not complete.
-  [[nodiscard]] bool recall_flies(row_id row) noexcept
-  {
-    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
-      recall<B>& r = recalls_[i];
-      issue_planned(r);
-      if (!r.active || recalls_.copies_done(r)) { continue; }
-      for (std::uint32_t place = 0; place < r.row_count; ++place) {
-        if (r.rows[place] == row) { return true; }
-      }
-    }
-    return false;
   }
 
   // -- entering a layer
 
   [[nodiscard]] bool due_at(row_id row, layer_id layer) const noexcept
   {
-    row_runtime const& state = rows_[to_index(row)];
+    row_runtime const& state = queue_[row];
     if (state.progress == row_progress::begun) { return layer == first_layer(); }
     return state.progress == row_progress::handed && to_number(layer) == to_number(state.layer) + 1;
   }
@@ -882,7 +738,7 @@ class offload_manager {
   status append_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, row_list& kept) noexcept
   {
     if (!has_layer(layer)) { return status::out_of_range; }
-    if (!fits_keys(keys, values)) { return status::invalid_argument; }
+    if (!fits_keys(geometry_, keys, values)) { return status::invalid_argument; }
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
       if (!due_at(row, layer)) { return status::invalid_state; }
@@ -924,30 +780,14 @@ class offload_manager {
     if (status const started = start_recall(layer, kept, queries, compute_, given); started != status::ok) {
       return started;
     }
-    for (row_id const row : kept) {
-      leave_recall(row);
-      row_runtime& state = rows_[to_index(row)];
-      state.progress = row_progress::standing;
-      state.layer = layer;
-      state.attended_hits = false;
-      state.tries = 0;
-      state.misses = 0;
-      state.bytes = 0;
-      state.entered = backend_->now();
-      state.resident = !travels(row, layer);
-      if (!state.resident) {
-        state.recall = given.index;
-        ++recalls_[given.index].users;
-      }
-    }
-    if constexpr (hits_first) { due_.insert(due_.end(), kept.begin(), kept.end()); }
+    queue_.stand(layer, kept, given.index, [&](row_id row) { return !travels(row, layer); });
     return status::ok;
   }
 
   [[nodiscard]] std::uint32_t most_tokens(row_list rows) const noexcept
   {
     std::uint32_t most = 1;
-    for (row_id const row : rows) { most = std::max(most, rows_[to_index(row)].new_tokens); }
+    for (row_id const row : rows) { most = std::max(most, queue_[row].new_tokens); }
     return most;
   }
 
@@ -989,7 +829,7 @@ class offload_manager {
     for (row_id const row : rows) {
       sequence_state const& sequence = keeper_.sequences()[row];
       request.most_blocks = std::max(request.most_blocks, budget_.blocks(sequence.tokens + sequence.pending));
-      request.most_queries = std::max(request.most_queries, rows_[to_index(row)].new_tokens);
+      request.most_queries = std::max(request.most_queries, queue_[row].new_tokens);
     }
     return request;
   }
@@ -1000,8 +840,8 @@ class offload_manager {
     row_list const choosing =
       sublist(rows, [&](row_id row) { return group.kind == layer_kind::windowed || travels(row, layer); });
     if (choosing.count != 0 && choosing.ids == nullptr) { return status::busy; }
-    if (status const got = take_recall(given); got != status::ok) { return got; }
-    recall<B>& r = recalls_[given.index];
+    if (status const got = recalls_.take(given); got != status::ok) { return got; }
+    recall<B>& r = recalls_.at(given.index);
     r.layer = layer;
     r.passed = rows.count;
     if (choosing.count == 0) { return status::ok; }
@@ -1016,404 +856,16 @@ class offload_manager {
           .sink_tokens = group.sink_tokens,
           .block_tokens = geometry_.block_tokens,
           .head_groups = geometry_.head_groups});
-      return listed == status::ok ? resolve(layer, choosing, stream, hits_first) : listed;
+      return listed == status::ok ? recalls_.resolve(layer, choosing, stream, hits_first) : listed;
     }
     r.row_count = choosing.count;
-    for (std::uint32_t i = 0; i < choosing.count; ++i) { number_row(r, i, choosing[i]); }
+    for (std::uint32_t i = 0; i < choosing.count; ++i) { recalls_.number_row(r, i, choosing[i]); }
     for (std::uint32_t i = 0, place = 0; i < choosing.count; ++place) {
       if (rows[place] == choosing[i]) { r.places[i++] = place; }
     }
     status const selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
-    r.code = selected == status::ok ? bring(r, stream, hits_first) : selected;
+    r.code = selected == status::ok ? recalls_.bring(r, stream, hits_first) : selected;
     return r.code;
-  }
-
-  /// Gives a row's recall its number.
-  void number_row(recall<B>& r, std::uint32_t place, row_id row) noexcept
-  {
-    row_runtime& state = rows_[to_index(row)];
-    state.number = state.number + 1 == 0 ? 1 : state.number + 1;
-    r.rows[place] = row;
-    r.sequence[place] = state.number;
-  }
-
-  /// Resolves what has been selected for the recall's rows, plans, and starts the copies.
-  status bring(recall<B>& r, stream_ref stream, bool list_hits_only) noexcept
-  {
-    row_list const rows{.ids = r.rows, .count = r.row_count};
-    status result = resolve(r.layer, rows, stream, list_hits_only);
-    if (result == status::ok) {
-      result = backend_->launch(
-        stream,
-        plan_recall{
-          .rows = rows,
-          .lanes = keeper_.books().plan(),
-          .entries = r.entries,
-          .row_begin = r.row_begin,
-          .failed = r.failed,
-          .mailbox = mailbox_.template as<row_mailbox>(),
-          .sequence = r.sequence,
-          .block_bytes = layout_.block_bytes,
-          .head_groups = geometry_.head_groups,
-          .max_selected = keeper_.books().sizes().max_selected});
-    }
-    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
-    r.planned = result == status::ok;
-    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
-    return result;
-  }
-
-  status resolve(layer_id layer, row_list rows, stream_ref stream, bool list_hits_only) noexcept
-  {
-    return backend_->launch(
-      stream,
-      resolve_blocks<Replacement>{
-        .rows = rows,
-        .selection = keeper_.books().selection(),
-        .residency = keeper_.books().residency(),
-        .pool = keeper_.pool().ref(),
-        .host_blocks = keeper_.books().host_blocks(),
-        .plan = keeper_.books().plan(),
-        .table = keeper_.books().table(),
-        .step = keeper_.books().step(),
-        .layer = layer,
-        .head_groups = geometry_.head_groups,
-        .list_hits_only = list_hits_only,
-        .policy = policy_});
-  }
-
-  [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
-  {
-    return {
-      .entries = r.entries,
-      .row_begin = r.row_begin,
-      .failed = r.failed,
-      .rows = {.ids = r.rows, .count = r.row_count},
-      .host = keeper_.store().ref(),
-      .pool = keeper_.pool().ref(),
-      .layer = r.layer,
-      .head_groups = geometry_.head_groups,
-      .block_bytes = layout_.block_bytes,
-      .capacity = r.row_count * geometry_.head_groups * budget_.budget_blocks};
-  }
-
-  [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
-  {
-    return {
-      .mailbox = mailbox_.template as<row_mailbox>(),
-      .sequence = r.sequence,
-      .residency = keeper_.books().residency(),
-      .table = keeper_.books().table(),
-      .checksums = keeper_.checksums(),
-      .failures = r.failures};
-  }
-
-  /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the
-  /// slots which they fill. A recall that is refused is failed on the device, so that its rows learn of it as of any other
-  /// failure.
-  status issue(recall<B>& r) noexcept
-  {
-    status result = backend_->wait(copies_.get(), r.planned_event);
-    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
-    if (result != status::ok) { result = fail_recall(r); }
-    status const recorded = backend_->record(copies_.get(), r.landed_event);
-    r.issued = true;
-    if (result == status::ok) { result = recorded; }
-    if (result != status::ok) { r.code = result; }
-    return result;
-  }
-
-  /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
-  status fail_recall(recall<B>& r) noexcept
-  {
-    r.failing = true;
-    return backend_->launch(
-      copies_.get(),
-      land_rows{
-        .plan = plan_of(r), .landed = landed_of(r), .first_row = 0, .row_count = r.row_count, .how = landing::failed});
-  }
-
-  status take_recall(ticket& given) noexcept
-  {
-    return recalls_.acquire(given, backend_->now() + options_.wait_limit, [this](recall<B>& r) { issue_planned(r); });
-  }
-
-  /// For engines that plan on the host: enqueues the copies once the plan is there. In the order of the recalls: a row may
-  /// wait for blocks that an earlier recall brings.
-  void issue_planned(recall<B>& r) noexcept
-  {
-    if constexpr (TransferEngine::plans_on == plan_place::host) {
-      while (r.active && r.planned && !r.issued) {
-        recall<B>& next = *recalls_.oldest_planned();
-        if (backend_->done(next.planned_event) != event_state::done) { return; }
-        static_cast<void>(issue(next));
-      }
-    }
-  }
-
-  /// As issue_planned, but sleeps until the plan is there.
-  status issue_waiting(recall<B>& r) noexcept
-  {
-    if constexpr (TransferEngine::plans_on == plan_place::host) {
-      while (r.active && r.planned && !r.issued) {
-        recall<B>& next = *recalls_.oldest_planned();
-        typename B::event_ref const event = next.planned_event;
-        status const waited = backend_->wait_any({&event, 1}, backend_->now() + options_.wait_limit);
-        if (waited != status::ok) { return waited; }
-        static_cast<void>(issue(next));
-      }
-    }
-    return r.code;
-  }
-
-  [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
-  {
-    row_mailbox const& words = box(r.rows[place]);
-    // Recalls of a row end in their order: one that has landed says so of those before it.
-    std::uint32_t const landed = device::load_acquire(&words.landed);
-    if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
-    return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
-  }
-  [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) const noexcept
-  {
-    return device::load_acquire(&box(r.rows[place]).failed) == r.sequence[place];
-  }
-
-  /// The row no longer stands at its recall.
-  void leave_recall(row_id row) noexcept
-  {
-    row_runtime& state = rows_[to_index(row)];
-    bool const stands = state.progress == row_progress::standing || state.progress == row_progress::handed;
-    if (stands && !state.resident) { --recalls_[state.recall].users; }
-    state.resident = true;
-  }
-
-  // -- the loop
-
-  /// Finds the next visit. @return false: every row of the step is sampled, late or failed
-  bool next_visit(visit& v) noexcept
-  {
-    settle_visit();
-    if constexpr (hits_first) {
-      if (!due_.empty()) { return hand_due(v); }
-    }
-    for (;;) {
-      observe();
-      if (scheduler_rows_.empty()) { return false; }
-      decision const d = scheduler_.decide(scheduler_rows_, link_, backend_->now(), chosen_);
-      if (d.kind == decision_kind::end_step) { return false; }
-      if (d.kind == decision_kind::run && d.rows != 0) {
-        if (hand_chosen(d, v)) { return true; }
-        continue;
-      }
-      if (!sleep()) { return false; }
-    }
-  }
-
-  /// Rows of the visit that the host engine has finished with: sampled ones are done. Rows that were not entered again
-  /// stay where they are, and the step ends without them.
-  void settle_visit() noexcept
-  {
-    for (row_id const row : handed_.rows) {
-      row_runtime& state = rows_[to_index(row)];
-      if (state.progress == row_progress::handed && handed_.last) {
-        leave_recall(row);
-        state.progress = row_progress::done;
-      }
-    }
-    handed_ = visit{};
-  }
-
-  /// Rows that have just entered a layer attend what they have, without a decision.
-  bool hand_due(visit& v) noexcept
-  {
-    row_id* const list = arena_.take(due_.size());
-    if (list == nullptr) { return false; }
-    // An engine may enter several groups of rows before it asks for the next visit: one layer at a time.
-    layer_id const layer = rows_[to_index(due_.front())].layer;
-    std::uint32_t count = 0;
-    for (row_id const row : due_) {
-      if (rows_[to_index(row)].layer == layer) { list[count++] = row; }
-    }
-    std::erase_if(due_, [&](row_id row) { return rows_[to_index(row)].layer == layer; });
-    row_list const rows{.ids = list, .count = count};
-    bool const whole = std::ranges::all_of(rows, [&](row_id row) { return rows_[to_index(row)].resident; });
-    for (row_id const row : rows) {
-      row_runtime& state = rows_[to_index(row)];
-      state.attended_hits = true;
-      if (whole) { state.progress = row_progress::handed; }
-    }
-    hand(v, layer, rows, whole ? part::whole : part::hits);
-    return true;
-  }
-
-  bool hand_chosen(decision const& d, visit& v) noexcept
-  {
-    row_id* const list = arena_.take(d.rows);
-    if (list == nullptr) { return false; }
-    // A visit has one part: rows whose hits were attended and rows that attend everything go one after the other.
-    bool const attended = rows_[to_index(chosen_.front())].attended_hits;
-    std::uint32_t count = 0;
-    for (std::uint32_t i = 0; i < d.rows; ++i) {
-      if (rows_[to_index(chosen_[i])].attended_hits == attended) { list[count++] = chosen_[i]; }
-    }
-    row_list const rows{.ids = list, .count = count};
-    std::uint32_t waited = recalls_.size();
-    for (row_id const row : rows) {
-      row_runtime& state = rows_[to_index(row)];
-      if (state.resident) { continue; }
-      recall<B>& r = recalls_[state.recall];
-      if (d.enqueue_wait && state.recall != waited) {
-        if (issue_waiting(r) != status::ok || backend_->wait(compute_, r.landed_event) != status::ok) {
-          fail(row, r.code == status::ok ? status::transfer_failed : r.code);
-          return false;
-        }
-        waited = state.recall;
-      }
-    }
-    for (row_id const row : rows) { rows_[to_index(row)].progress = row_progress::handed; }
-    hand(v, d.layer, rows, attended ? part::landed : part::whole);
-    return true;
-  }
-
-  void hand(visit& v, layer_id layer, row_list rows, part which) noexcept
-  {
-    bool const last = to_index(layer) + 1 == geometry_.layers;
-    v = visit{
-      .layer = layer,
-      .next = last ? none<layer_id> : static_cast<layer_id>(to_number(layer) + 1),
-      .rows = rows,
-      .table = table(layer, which),
-      .part = which,
-      .last = last};
-    handed_ = which == part::hits ? visit{} : v;
-    ++sample_.visits;
-  }
-
-  /// Reads the mailbox and makes the scheduler's view of the rows that stand at a layer.
-  void observe() noexcept
-  {
-    scheduler_rows_.clear();
-    link_.bytes_in_flight = 0;
-    for (row_id const row : step_rows_) {
-      row_runtime& state = rows_[to_index(row)];
-      if (state.progress != row_progress::standing) { continue; }
-      row_phase phase = row_phase::ready;
-      if (!state.resident) {
-        recall<B>& r = recalls_[state.recall];
-        issue_planned(r);
-        row_mailbox const& words = box(row);
-        if (r.code != status::ok) {
-          fail(row, r.code);
-          continue;
-        }
-        if (device::load_acquire(&words.failed) == state.number) {
-          take_failure(row);
-          if (state.progress != row_progress::standing) { continue; }
-        } else if (copies_failed(r)) {
-          static_cast<void>(fail_recall(r));
-        }
-        bool const posted = device::load_acquire(&words.posted) == state.number;
-        if (posted && words.stalled != 0) {
-          fail(row, status::stalled);
-          continue;
-        }
-        if (posted) {
-          state.misses = words.misses + words.flying;
-          state.bytes = words.bytes;
-        }
-        bool const arrived = device::load_acquire(&words.landed) == state.number || (posted && state.misses == 0);
-        phase = arrived ? row_phase::ready : posted ? row_phase::in_flight : row_phase::selecting;
-        if (phase == row_phase::in_flight) { link_.bytes_in_flight += state.bytes; }
-      }
-      scheduler_rows_.push_back(
-        {.row = row,
-         .layer = state.layer,
-         .phase = phase,
-         .attended_hits = state.attended_hits,
-         .must_finish = (state.late_history & 0x7FU) != 0,
-         .misses = state.misses,
-         .bytes = state.bytes,
-         .entered = state.entered});
-    }
-  }
-
-  /// Whether the recall's copies ended in failure and no row has been told.
-  [[nodiscard]] bool copies_failed(recall<B>& r) noexcept
-  {
-    return r.issued && !r.failing && backend_->done(r.landed_event) == event_state::failed;
-  }
-
-  /// A recall of the row did not bring all of its blocks: the same selection is resolved again, blocks that did arrive are
-  /// hits by now. After the last try the blocks are recorded and the row gets no further visit in this step.
-  void take_failure(row_id row) noexcept
-  {
-    row_runtime& state = rows_[to_index(row)];
-    recall<B> const& failed = recalls_[state.recall];
-    row_mailbox const& words = box(row);
-    ++sample_.failed_transfers;
-    ++state.tries;
-    if (state.tries < options_.max_tries && try_again(row)) { return; }
-    for (std::uint32_t i = 0; i < words.failed_blocks && failures_.size() < max_failures; ++i) {
-      recall_entry const& entry = failed.failures[words.failed_begin + i];
-      failures_.push_back(
-        {.sequence = keeper_.sequences()[row].id,
-         .row = row,
-         .layer = failed.layer,
-         .block = entry.block,
-         .code = status::transfer_failed,
-         .tries = state.tries});
-    }
-    fail(row, status::transfer_failed);
-  }
-
-  /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have
-  /// been attended, but what has arrived since then is in no list of its own.
-  [[nodiscard]] bool try_again(row_id row) noexcept
-  {
-    row_runtime& state = rows_[to_index(row)];
-    ticket again;
-    if (take_recall(again) != status::ok) { return false; }
-    recall<B>& r = recalls_[again.index];
-    r.layer = state.layer;
-    r.row_count = 1;
-    number_row(r, 0, row);
-    --recalls_[state.recall].users;
-    state.recall = again.index;
-    ++r.users;
-    state.attended_hits = false;
-    r.code = bring(r, compute_, false);
-    return r.code == status::ok;
-  }
-
-  /// Sleeps until something that a row waits for is complete. @return false where nothing is under way
-  bool sleep() noexcept
-  {
-    waits_.clear();
-    for (scheduler_row const& row : scheduler_rows_) {
-      row_runtime const& state = rows_[to_index(row.row)];
-      if (row.phase == row_phase::ready) { continue; }
-      recall<B> const& r = recalls_[state.recall];
-      waits_.push_back(r.issued && row.phase == row_phase::in_flight ? r.landed_event : r.planned_event);
-    }
-    if (waits_.empty()) { return false; }
-    nanoseconds const before = backend_->now();
-    status const woke = backend_->wait_any(waits_, before + options_.wait_limit);
-    ++sample_.waits;
-    sample_.stalled += backend_->now() - before;
-    if (woke != status::ok) {
-      for (scheduler_row const& row : scheduler_rows_) {
-        if (row.phase != row_phase::ready) { fail(row.row, woke); }
-      }
-    }
-    return true;
-  }
-
-  void fail(row_id row, status code) noexcept
-  {
-    leave_recall(row);
-    rows_[to_index(row)].progress = row_progress::failed;
-    rows_[to_index(row)].code = code;
   }
 
   B* backend_;
@@ -1421,33 +873,17 @@ class offload_manager {
   kv_geometry geometry_;
   block_layout layout_;
   manager_options options_;
-  Replacement policy_;
-  LayerScheduler scheduler_;
   AdmissionPolicy admission_;
   bound_selector_t<Selector, B> selector_;
   slot_budget budget_;
   block_keeper<B, Replacement> keeper_;
-  bound_transfer_t<TransferEngine, B> transfer_;
+  recall_driver<B, TransferEngine, Replacement> recalls_;
   sequence_mover<B, Replacement> mover_;
-  detail::owned_stream<B> copies_;
-  recall_ring<B> recalls_;
   list_arena<B> arena_;
-  slab<B> mailbox_;  // [max_rows] row_mailbox
-  std::vector<row_runtime> rows_;
-  std::vector<row_totals> retained_totals_;
+  step_meter meter_;
+  visit_queue<B, TransferEngine, LayerScheduler, Replacement> queue_;
   std::vector<std::uint64_t> mask_words_;
-  std::vector<scheduler_row> scheduler_rows_;
-  std::vector<row_id> chosen_;
-  std::vector<row_id> step_rows_;
-  std::vector<row_id> due_;
-  std::vector<typename B::event_ref> waits_;
-  std::vector<failure_record> failures_;
   row_list begun_ = {};
-  visit handed_ = {};
-  link_state link_ = {};
-  step_sample sample_ = {};
-  step_sample last_sample_ = {};
-  std::uint64_t written_before_ = 0;
   std::uint32_t step_ = 0;
 };
 

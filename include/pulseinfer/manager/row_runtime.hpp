@@ -29,7 +29,6 @@ struct row_runtime {
   std::uint8_t late_history = 0;  ///< bit i: late i steps ago
   std::uint8_t tries = 0;         ///< recalls of this layer that have failed
   std::uint32_t recall = 0;       ///< place of its recall in the ring; valid while `standing` and not resident
-  std::uint32_t number = 0;       ///< number of its last recall
   std::uint32_t new_tokens = 0;
   std::uint32_t token_offset = 0;  ///< the row's first token in the engine's tensors
   std::uint32_t misses = 0;

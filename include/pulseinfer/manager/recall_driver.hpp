@@ -1,0 +1,300 @@
+#pragma once
+
+/// Brings what has been selected: resolves, plans, lets the transfer engine copy, and knows what has landed.
+
+#include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/concepts/replacement.hpp>
+#include <pulseinfer/concepts/transfer_engine.hpp>
+#include <pulseinfer/detail/handles.hpp>
+#include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/manager/block_keeper.hpp>
+#include <pulseinfer/manager/options.hpp>
+#include <pulseinfer/manager/recall_ring.hpp>
+#include <pulseinfer/manager/slot_budget.hpp>
+#include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/resolve_blocks.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/view/mailbox.hpp>
+#include <pulseinfer/view/recall_plan.hpp>
+#include <pulseinfer/view/row_list.hpp>
+#include <pulseinfer/view/ticket.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace pulseinfer {
+
+/// The recalls of a manager, from a selection to blocks in their slots. It knows rows and layers, not steps.
+///
+/// Stream order: resolving and planning go to the stream given, the copies to a stream of the driver's own, behind the
+/// plan and with it behind the last attention that read the slots which they fill.
+template <class B, class TransferEngine, replacement Replacement>
+class recall_driver {
+ public:
+  using stream_ref = typename B::stream_ref;
+  static constexpr bool plans_on_host = TransferEngine::plans_on == plan_place::host;
+
+  /// @throws configuration_error, resource_error
+  recall_driver(
+    B& backend, block_keeper<B, Replacement>& keeper, kv_geometry const& geometry, manager_options const& options,
+    slot_budget const& budget, TransferEngine const& transfer, Replacement const& policy)
+    : backend_{&backend},
+      keeper_{&keeper},
+      layout_{make_block_layout(geometry)},
+      head_groups_{geometry.head_groups},
+      budget_blocks_{budget.budget_blocks},
+      wait_limit_{options.wait_limit},
+      policy_{policy},
+      transfer_{transfer.bind(
+        backend,
+        transfer_limits{
+          .max_rows = options.max_rows,
+          .max_entries = max_entries(geometry, options, budget),
+          .head_groups = geometry.head_groups,
+          .layout = layout_})},
+      copies_{backend, stream_priority::high},
+      recalls_{
+        backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows,
+        max_entries(geometry, options, budget), TransferEngine::plans_on},
+      mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * sizeof(row_mailbox)},
+      numbers_(options.max_rows, 0)
+  {
+    for (std::uint32_t r = 0; r < options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
+  }
+
+  recall_driver(recall_driver&&) = delete;
+
+  // -- recalls
+
+  /// A place for a new recall. @status see recall_ring::acquire
+  status take(ticket& given) noexcept
+  {
+    return recalls_.acquire(given, backend_->now() + wait_limit_, [this](recall<B>& r) { issue_planned(r); });
+  }
+
+  /// The recall of a ticket; nullptr where it is stale.
+  [[nodiscard]] recall<B>* find(ticket t) noexcept { return recalls_.find(t); }
+  [[nodiscard]] recall<B>& at(std::uint32_t place) noexcept { return recalls_[place]; }
+  [[nodiscard]] std::uint32_t size() const noexcept { return recalls_.size(); }
+
+  /// Gives a row's recall its number.
+  void number_row(recall<B>& r, std::uint32_t place, row_id row) noexcept
+  {
+    std::uint32_t& number = numbers_[to_index(row)];
+    number = number + 1 == 0 ? 1 : number + 1;
+    r.rows[place] = row;
+    r.sequence[place] = number;
+  }
+
+  /// Number of the row's last recall.
+  [[nodiscard]] std::uint32_t number_of(row_id row) const noexcept { return numbers_[to_index(row)]; }
+
+  /// Resolves what has been selected for the recall's rows, plans, and starts the copies.
+  status bring(recall<B>& r, stream_ref stream, bool list_hits_only) noexcept
+  {
+    row_list const rows{.ids = r.rows, .count = r.row_count};
+    status result = resolve(r.layer, rows, stream, list_hits_only);
+    if (result == status::ok) {
+      result = backend_->launch(
+        stream,
+        plan_recall{
+          .rows = rows,
+          .lanes = keeper_->books().plan(),
+          .entries = r.entries,
+          .row_begin = r.row_begin,
+          .failed = r.failed,
+          .mailbox = mailbox_.template as<row_mailbox>(),
+          .sequence = r.sequence,
+          .block_bytes = layout_.block_bytes,
+          .head_groups = head_groups_,
+          .max_selected = keeper_->books().sizes().max_selected});
+    }
+    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
+    r.planned = result == status::ok;
+    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
+    return result;
+  }
+
+  /// Enqueues the resolving of the rows' selections: tables, hits and misses, and the slots that misses will fill.
+  status resolve(layer_id layer, row_list rows, stream_ref stream, bool list_hits_only) noexcept
+  {
+    return backend_->launch(
+      stream,
+      resolve_blocks<Replacement>{
+        .rows = rows,
+        .selection = keeper_->books().selection(),
+        .residency = keeper_->books().residency(),
+        .pool = keeper_->pool().ref(),
+        .host_blocks = keeper_->books().host_blocks(),
+        .plan = keeper_->books().plan(),
+        .table = keeper_->books().table(),
+        .step = keeper_->books().step(),
+        .layer = layer,
+        .head_groups = head_groups_,
+        .list_hits_only = list_hits_only,
+        .policy = policy_});
+  }
+
+  /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
+  status fail(recall<B>& r) noexcept
+  {
+    r.failing = true;
+    return backend_->launch(
+      copies_.get(),
+      land_rows{
+        .plan = plan_of(r), .landed = landed_of(r), .first_row = 0, .row_count = r.row_count, .how = landing::failed});
+  }
+
+  /// For engines that plan on the host: enqueues the copies once the plan is there. In the order of the recalls: a row may
+  /// wait for blocks that an earlier recall brings.
+  void issue_planned(recall<B>& r) noexcept
+  {
+    if constexpr (TransferEngine::plans_on == plan_place::host) {
+      while (r.active && r.planned && !r.issued) {
+        recall<B>& next = *recalls_.oldest_planned();
+        if (backend_->done(next.planned_event) != event_state::done) { return; }
+        static_cast<void>(issue(next));
+      }
+    }
+  }
+
+  /// As issue_planned, but sleeps until the plan is there.
+  status issue_waiting(recall<B>& r) noexcept
+  {
+    if constexpr (TransferEngine::plans_on == plan_place::host) {
+      while (r.active && r.planned && !r.issued) {
+        recall<B>& next = *recalls_.oldest_planned();
+        typename B::event_ref const event = next.planned_event;
+        status const waited = backend_->wait_any({&event, 1}, backend_->now() + wait_limit_);
+        if (waited != status::ok) { return waited; }
+        static_cast<void>(issue(next));
+      }
+    }
+    return r.code;
+  }
+
+  // -- what has come of them
+
+  [[nodiscard]] row_mailbox& box(row_id row) const noexcept
+  {
+    return mailbox_.template as<row_mailbox>()[to_index(row)];
+  }
+
+  /// Whether the row at a place of the recall has all of its blocks.
+  [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    row_mailbox const& words = box(r.rows[place]);
+    // Recalls of a row end in their order: one that has landed says so of those before it.
+    std::uint32_t const landed = device::load_acquire(&words.landed);
+    if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
+    return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
+  }
+  /// Whether a copy of the row at a place of the recall failed.
+  [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    return device::load_acquire(&box(r.rows[place]).failed) == r.sequence[place];
+  }
+
+  /// Whether the recall's copies ended in failure and no row has been told.
+  [[nodiscard]] bool copies_failed(recall<B>& r) noexcept
+  {
+    return r.issued && !r.failing && backend_->done(r.landed_event) == event_state::failed;
+  }
+
+  /// Whether any recall that names the row's slots is not complete.
+  [[nodiscard]] bool flies(row_id row) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      recall<B>& r = recalls_[i];
+      issue_planned(r);
+      if (!r.active || recalls_.copies_done(r)) { continue; }
+      for (std::uint32_t place = 0; place < r.row_count; ++place) {
+        if (r.rows[place] == row) { return true; }
+      }
+    }
+    return false;
+  }
+
+  /// Sleeps until no recall is under way.
+  status drain(nanoseconds deadline) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      recall<B>& r = recalls_[i];
+      while (r.active && !recalls_.copies_done(r)) {
+        issue_planned(r);
+        typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
+        if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
+      }
+    }
+    return status::ok;
+  }
+
+  /// The transfer engine, which moves what is written back too.
+  [[nodiscard]] bound_transfer_t<TransferEngine, B>& mover() noexcept { return transfer_; }
+
+ private:
+  [[nodiscard]] static std::uint32_t max_entries(
+    kv_geometry const& geometry, manager_options const& options, slot_budget const& budget)
+  {
+    return options.max_rows * geometry.head_groups * budget.max_selected;
+  }
+
+  [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
+  {
+    return {
+      .entries = r.entries,
+      .row_begin = r.row_begin,
+      .failed = r.failed,
+      .rows = {.ids = r.rows, .count = r.row_count},
+      .host = keeper_->store().ref(),
+      .pool = keeper_->pool().ref(),
+      .layer = r.layer,
+      .head_groups = head_groups_,
+      .block_bytes = layout_.block_bytes,
+      .capacity = r.row_count * head_groups_ * budget_blocks_};
+  }
+
+  [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
+  {
+    return {
+      .mailbox = mailbox_.template as<row_mailbox>(),
+      .sequence = r.sequence,
+      .residency = keeper_->books().residency(),
+      .table = keeper_->books().table(),
+      .checksums = keeper_->checksums(),
+      .failures = r.failures};
+  }
+
+  /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the
+  /// slots which they fill. A recall that is refused is failed on the device, so that its rows learn of it as of any other
+  /// failure.
+  status issue(recall<B>& r) noexcept
+  {
+    status result = backend_->wait(copies_.get(), r.planned_event);
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
+    if (result != status::ok) { result = fail(r); }
+    status const recorded = backend_->record(copies_.get(), r.landed_event);
+    r.issued = true;
+    if (result == status::ok) { result = recorded; }
+    if (result != status::ok) { r.code = result; }
+    return result;
+  }
+
+  B* backend_;
+  block_keeper<B, Replacement>* keeper_;
+  block_layout layout_;
+  std::uint32_t head_groups_;
+  std::uint32_t budget_blocks_;
+  nanoseconds wait_limit_;
+  Replacement policy_;
+  bound_transfer_t<TransferEngine, B> transfer_;
+  detail::owned_stream<B> copies_;
+  recall_ring<B> recalls_;
+  slab<B> mailbox_;                     // [max_rows] row_mailbox
+  std::vector<std::uint32_t> numbers_;  // [max_rows] of the last recall
+};
+
+}  // namespace pulseinfer

@@ -1,0 +1,403 @@
+#pragma once
+
+/// The rows of a step, and which of them the host engine is handed next.
+
+#include <pulseinfer/concepts/layer_scheduler.hpp>
+#include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/manager/list_arena.hpp>
+#include <pulseinfer/manager/options.hpp>
+#include <pulseinfer/manager/recall_driver.hpp>
+#include <pulseinfer/manager/row_runtime.hpp>
+#include <pulseinfer/view/decision.hpp>
+#include <pulseinfer/view/failure_record.hpp>
+#include <pulseinfer/view/mailbox.hpp>
+#include <pulseinfer/view/step_sample.hpp>
+#include <pulseinfer/view/visit.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace pulseinfer {
+
+/// Where each row stands, and the loop over visits. It reads the mailbox, lets the scheduler decide, hands visits out, and
+/// tries recalls again that failed.
+template <class B, class TransferEngine, class LayerScheduler, replacement Replacement>
+class visit_queue {
+ public:
+  using stream_ref = typename B::stream_ref;
+  using driver = recall_driver<B, TransferEngine, Replacement>;
+  static constexpr bool hits_first = LayerScheduler::hits_first;
+  static constexpr std::size_t max_failures = 1024;
+
+  /// @param sample where visits, waits and failures are counted
+  visit_queue(
+    B& backend, stream_ref compute, block_keeper<B, Replacement>& keeper, driver& recalls, list_arena<B>& arena,
+    step_sample& sample, std::uint32_t layers, manager_options const& options, LayerScheduler const& scheduler)
+    : backend_{&backend},
+      compute_{compute},
+      keeper_{&keeper},
+      recalls_{&recalls},
+      arena_{&arena},
+      sample_{&sample},
+      layers_{layers},
+      max_tries_{options.max_tries},
+      wait_limit_{options.wait_limit},
+      scheduler_{scheduler},
+      rows_(options.max_rows),
+      chosen_(options.max_rows)
+  {
+    scheduler_rows_.reserve(options.max_rows);
+    step_rows_.reserve(options.max_rows);
+    due_.reserve(options.max_rows);
+    failures_.reserve(max_failures);
+    waits_.reserve(std::size_t{2} * options.max_rows);
+  }
+
+  visit_queue(visit_queue&&) = delete;
+
+  // -- rows
+
+  [[nodiscard]] row_runtime& operator[](row_id row) noexcept { return rows_[to_index(row)]; }
+  [[nodiscard]] row_runtime const& operator[](row_id row) const noexcept { return rows_[to_index(row)]; }
+
+  /// Rows of the step, late ones of the step before included.
+  [[nodiscard]] std::span<row_id const> rows() const noexcept { return step_rows_; }
+
+  /// The row begins a step.
+  void begin(row_id row, std::uint32_t new_tokens, std::uint32_t token_offset) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    state.progress = row_progress::begun;
+    state.code = status::ok;
+    state.layer = none<layer_id>;
+    state.new_tokens = new_tokens;
+    state.token_offset = token_offset;
+    step_rows_.push_back(row);
+  }
+
+  /// The row has gone through `layer` outside the loop.
+  void pass(row_id row, layer_id layer) noexcept
+  {
+    leave(row);
+    rows_[to_index(row)].progress = to_index(layer) + 1 == layers_ ? row_progress::done : row_progress::handed;
+    rows_[to_index(row)].layer = layer;
+  }
+
+  /// Rows have entered `layer`.
+  /// @param resident (row) whether nothing of the layer can travel   @param place of their recall in the ring
+  template <class Resident>
+  void stand(layer_id layer, row_list rows, std::uint32_t place, Resident resident) noexcept
+  {
+    for (row_id const row : rows) {
+      leave(row);
+      row_runtime& state = rows_[to_index(row)];
+      state.progress = row_progress::standing;
+      state.layer = layer;
+      state.attended_hits = false;
+      state.tries = 0;
+      state.misses = 0;
+      state.bytes = 0;
+      state.entered = backend_->now();
+      state.resident = resident(row);
+      if (!state.resident) {
+        state.recall = place;
+        ++recalls_->at(place).users;
+      }
+    }
+    if constexpr (hits_first) { due_.insert(due_.end(), rows.begin(), rows.end()); }
+  }
+
+  /// The row leaves its step, wherever it stands.
+  void remove(row_id row) noexcept
+  {
+    leave(row);
+    rows_[to_index(row)].progress = row_progress::outside;
+    std::erase(step_rows_, row);
+    std::erase(due_, row);
+  }
+
+  /// Whether a row has been sampled; also where the loop was left with its last visit in hand.
+  [[nodiscard]] bool finished(row_id row) const noexcept
+  {
+    row_runtime const& state = rows_[to_index(row)];
+    bool const in_last = state.progress == row_progress::handed && to_index(state.layer) + 1 == layers_;
+    return state.progress == row_progress::done || in_last;
+  }
+
+  [[nodiscard]] bool is_late(row_id row) const noexcept
+  {
+    row_progress const progress = rows_[to_index(row)].progress;
+    return progress == row_progress::standing || progress == row_progress::begun || progress == row_progress::handed;
+  }
+
+  /// Between two steps: who was left late.
+  void note_lateness() noexcept
+  {
+    for (std::uint32_t r = 0; r < rows_.size(); ++r) {
+      bool const late = is_late(static_cast<row_id>(r));
+      rows_[r].late_history = static_cast<std::uint8_t>((rows_[r].late_history << 1U) | (late ? 1U : 0U));
+    }
+  }
+
+  [[nodiscard]] std::span<failure_record const> failures() const noexcept { return failures_; }
+  void clear_failures() noexcept { failures_.clear(); }
+
+  // -- visits
+
+  /// Finds the next visit. @return false: every row of the step is sampled, late or failed
+  bool next(visit& v) noexcept
+  {
+    settle_visit();
+    if constexpr (hits_first) {
+      if (!due_.empty()) { return hand_due(v); }
+    }
+    for (;;) {
+      observe();
+      if (scheduler_rows_.empty()) { return false; }
+      decision const d = scheduler_.decide(scheduler_rows_, link_, backend_->now(), chosen_);
+      if (d.kind == decision_kind::end_step) { return false; }
+      if (d.kind == decision_kind::run && d.rows != 0) {
+        if (hand_chosen(d, v)) { return true; }
+        continue;
+      }
+      if (!sleep()) { return false; }
+    }
+  }
+
+ private:
+  /// The row no longer stands at its recall.
+  void leave(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    bool const stands = state.progress == row_progress::standing || state.progress == row_progress::handed;
+    if (stands && !state.resident) { --recalls_->at(state.recall).users; }
+    state.resident = true;
+  }
+
+  /// Rows of the visit that the host engine has finished with: sampled ones are done. Rows that were not entered again
+  /// stay where they are, and the step ends without them.
+  void settle_visit() noexcept
+  {
+    for (row_id const row : handed_.rows) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.progress == row_progress::handed && handed_.last) {
+        leave(row);
+        state.progress = row_progress::done;
+      }
+    }
+    handed_ = visit{};
+  }
+
+  /// Rows that have just entered a layer attend what they have, without a decision.
+  bool hand_due(visit& v) noexcept
+  {
+    row_id* const list = arena_->take(due_.size());
+    if (list == nullptr) { return false; }
+    // An engine may enter several groups of rows before it asks for the next visit: one layer at a time.
+    layer_id const layer = rows_[to_index(due_.front())].layer;
+    std::uint32_t count = 0;
+    for (row_id const row : due_) {
+      if (rows_[to_index(row)].layer == layer) { list[count++] = row; }
+    }
+    std::erase_if(due_, [&](row_id row) { return rows_[to_index(row)].layer == layer; });
+    row_list const rows{.ids = list, .count = count};
+    bool const whole = std::ranges::all_of(rows, [&](row_id row) { return rows_[to_index(row)].resident; });
+    for (row_id const row : rows) {
+      row_runtime& state = rows_[to_index(row)];
+      state.attended_hits = true;
+      if (whole) { state.progress = row_progress::handed; }
+    }
+    hand(v, layer, rows, whole ? part::whole : part::hits);
+    return true;
+  }
+
+  bool hand_chosen(decision const& d, visit& v) noexcept
+  {
+    row_id* const list = arena_->take(d.rows);
+    if (list == nullptr) { return false; }
+    // A visit has one part: rows whose hits were attended and rows that attend everything go one after the other.
+    bool const attended = rows_[to_index(chosen_.front())].attended_hits;
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < d.rows; ++i) {
+      if (rows_[to_index(chosen_[i])].attended_hits == attended) { list[count++] = chosen_[i]; }
+    }
+    row_list const rows{.ids = list, .count = count};
+    std::uint32_t waited = recalls_->size();
+    for (row_id const row : rows) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.resident) { continue; }
+      recall<B>& r = recalls_->at(state.recall);
+      if (d.enqueue_wait && state.recall != waited) {
+        if (recalls_->issue_waiting(r) != status::ok || backend_->wait(compute_, r.landed_event) != status::ok) {
+          fail(row, r.code == status::ok ? status::transfer_failed : r.code);
+          return false;
+        }
+        waited = state.recall;
+      }
+    }
+    for (row_id const row : rows) { rows_[to_index(row)].progress = row_progress::handed; }
+    hand(v, d.layer, rows, attended ? part::landed : part::whole);
+    return true;
+  }
+
+  void hand(visit& v, layer_id layer, row_list rows, part which) noexcept
+  {
+    bool const last = to_index(layer) + 1 == layers_;
+    v = visit{
+      .layer = layer,
+      .next = last ? none<layer_id> : static_cast<layer_id>(to_number(layer) + 1),
+      .rows = rows,
+      .table = keeper_->table(layer, which),
+      .part = which,
+      .last = last};
+    handed_ = which == part::hits ? visit{} : v;
+    ++sample_->visits;
+  }
+
+  /// Reads the mailbox and makes the scheduler's view of the rows that stand at a layer.
+  void observe() noexcept
+  {
+    scheduler_rows_.clear();
+    link_.bytes_in_flight = 0;
+    for (row_id const row : step_rows_) {
+      row_runtime& state = rows_[to_index(row)];
+      if (state.progress != row_progress::standing) { continue; }
+      row_phase phase = row_phase::ready;
+      if (!state.resident) {
+        recall<B>& r = recalls_->at(state.recall);
+        recalls_->issue_planned(r);
+        row_mailbox const& words = recalls_->box(row);
+        if (r.code != status::ok) {
+          fail(row, r.code);
+          continue;
+        }
+        if (device::load_acquire(&words.failed) == recalls_->number_of(row)) {
+          take_failure(row);
+          if (state.progress != row_progress::standing) { continue; }
+        } else if (recalls_->copies_failed(r)) {
+          static_cast<void>(recalls_->fail(r));
+        }
+        bool const posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
+        if (posted && words.stalled != 0) {
+          fail(row, status::stalled);
+          continue;
+        }
+        if (posted) {
+          state.misses = words.misses + words.flying;
+          state.bytes = words.bytes;
+        }
+        bool const arrived =
+          device::load_acquire(&words.landed) == recalls_->number_of(row) || (posted && state.misses == 0);
+        phase = arrived ? row_phase::ready : posted ? row_phase::in_flight : row_phase::selecting;
+        if (phase == row_phase::in_flight) { link_.bytes_in_flight += state.bytes; }
+      }
+      scheduler_rows_.push_back(
+        {.row = row,
+         .layer = state.layer,
+         .phase = phase,
+         .attended_hits = state.attended_hits,
+         .must_finish = (state.late_history & 0x7FU) != 0,
+         .misses = state.misses,
+         .bytes = state.bytes,
+         .entered = state.entered});
+    }
+  }
+
+  /// A recall of the row did not bring all of its blocks: the same selection is resolved again, blocks that did arrive are
+  /// hits by now. After the last try the blocks are recorded and the row gets no further visit in this step.
+  void take_failure(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    recall<B> const& failed = recalls_->at(state.recall);
+    row_mailbox const& words = recalls_->box(row);
+    ++sample_->failed_transfers;
+    ++state.tries;
+    if (state.tries < max_tries_ && try_again(row)) { return; }
+    for (std::uint32_t i = 0; i < words.failed_blocks && failures_.size() < max_failures; ++i) {
+      recall_entry const& entry = failed.failures[words.failed_begin + i];
+      failures_.push_back(
+        {.sequence = keeper_->sequences()[row].id,
+         .row = row,
+         .layer = failed.layer,
+         .block = entry.block,
+         .code = status::transfer_failed,
+         .tries = state.tries});
+    }
+    fail(row, status::transfer_failed);
+  }
+
+  /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have
+  /// been attended, but what has arrived since then is in no list of its own.
+  [[nodiscard]] bool try_again(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    ticket again;
+    if (recalls_->take(again) != status::ok) { return false; }
+    recall<B>& r = recalls_->at(again.index);
+    r.layer = state.layer;
+    r.row_count = 1;
+    recalls_->number_row(r, 0, row);
+    --recalls_->at(state.recall).users;
+    state.recall = again.index;
+    ++r.users;
+    state.attended_hits = false;
+    r.code = recalls_->bring(r, compute_, false);
+    return r.code == status::ok;
+  }
+
+  /// Sleeps until something that a row waits for is complete. @return false where nothing is under way
+  bool sleep() noexcept
+  {
+    waits_.clear();
+    for (scheduler_row const& row : scheduler_rows_) {
+      row_runtime const& state = rows_[to_index(row.row)];
+      if (row.phase == row_phase::ready) { continue; }
+      recall<B> const& r = recalls_->at(state.recall);
+      waits_.push_back(r.issued && row.phase == row_phase::in_flight ? r.landed_event : r.planned_event);
+    }
+    if (waits_.empty()) { return false; }
+    nanoseconds const before = backend_->now();
+    status const woke = backend_->wait_any(waits_, before + wait_limit_);
+    ++sample_->waits;
+    sample_->stalled += backend_->now() - before;
+    if (woke != status::ok) {
+      for (scheduler_row const& row : scheduler_rows_) {
+        if (row.phase != row_phase::ready) { fail(row.row, woke); }
+      }
+    }
+    return true;
+  }
+
+  void fail(row_id row, status code) noexcept
+  {
+    leave(row);
+    rows_[to_index(row)].progress = row_progress::failed;
+    rows_[to_index(row)].code = code;
+  }
+
+  B* backend_;
+  stream_ref compute_;
+  block_keeper<B, Replacement>* keeper_;
+  driver* recalls_;
+  list_arena<B>* arena_;
+  step_sample* sample_;
+  std::uint32_t layers_;
+  std::uint32_t max_tries_;
+  nanoseconds wait_limit_;
+  LayerScheduler scheduler_;
+  std::vector<row_runtime> rows_;
+  std::vector<row_id> step_rows_;
+  std::vector<row_id> due_;  // entered a layer, hits visit not handed out
+  std::vector<scheduler_row> scheduler_rows_;
+  std::vector<row_id> chosen_;
+  std::vector<typename B::event_ref> waits_;
+  std::vector<failure_record> failures_;
+  visit handed_ = {};
+  link_state link_ = {};
+};
+
+}  // namespace pulseinfer
