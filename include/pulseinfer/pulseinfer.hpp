@@ -118,6 +118,7 @@
 #include <pulseinfer/store/free_list.hpp>
 #include <pulseinfer/store/host_store.hpp>
 #include <pulseinfer/store/set_up_copy.hpp>
+#include <pulseinfer/store/set_up_work.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/store/slot_pool.hpp>
 

@@ -17,6 +17,7 @@
 #include <pulseinfer/sequence/sequence_book.hpp>
 #include <pulseinfer/store/digest_store.hpp>
 #include <pulseinfer/store/host_store.hpp>
+#include <pulseinfer/store/set_up_work.hpp>
 #include <pulseinfer/store/slot_pool.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 #include <pulseinfer/view/table.hpp>
@@ -109,10 +110,8 @@ class block_keeper {
       kept_mark_(budget.max_blocks, 0),
       extent_patches_(digests_.extents_for(budget.max_blocks) + 1)
   {
-    status cleared = books_.clear(backend, compute);
-    // Waited for here, so that a construction that fails later frees no memory which a launch still names.
-    if (status const waited = wait_compute(no_deadline); cleared == status::ok) { cleared = waited; }
-    if (cleared != status::ok) { throw resource_error{std::string{"books could not be cleared: "} + name_of(cleared)}; }
+    // To its end: a construction that fails later frees this memory.
+    set_up_work(backend, "clearing the books", [&](stream_ref stream) { return books_.clear(backend, stream); });
   }
 
   /// Slots that one row needs at its largest, by layer group, and host blocks: what admission weighs.
