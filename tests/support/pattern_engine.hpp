@@ -229,6 +229,30 @@ class pattern_engine {
     }
   }
 
+  /// Compares what the host has of a row's sealed blocks with what was appended, in the layers that are written back.
+  void look_at_host(pulseinfer::row_id id)
+  {
+    pulseinfer::sequence_state const& sequence = kv_.sequences()[id];
+    pulseinfer::row_info info;
+    info.tokens = static_cast<std::int32_t>(sequence.tokens);
+    for (std::uint32_t l = 0; l < kv_.geometry().layers; ++l) {
+      auto const layer = static_cast<pulseinfer::layer_id>(l);
+      if (kv_.geometry().group_of(layer).kind != pulseinfer::layer_kind::selected) { continue; }
+      for (std::uint32_t b = 0; b < sequence.sealed; ++b) {
+        if (is_none(sequence.host_blocks[b])) {
+          report("row %d: block %u is sealed and not on the host", to_number(id), b);
+          return;
+        }
+        for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) {
+          std::byte* const block = kv_.store().ref().address(layer, g, sequence.host_blocks[b]);
+          check_block(
+            {.layer = layer, .part = pulseinfer::part::whole}, id, rows_[to_index(id)], g,
+            static_cast<pulseinfer::block_id>(b), block, info);
+        }
+      }
+    }
+  }
+
   [[nodiscard]] std::string const& fault() const { return fault_; }
 
   bool warm_up = false;

@@ -17,14 +17,14 @@
 
 namespace pulseinfer {
 
-enum class script_call : std::uint8_t { launch, copy, record, wait, create_event, create_stream, allocate };
+enum class script_call : std::uint8_t { launch, copy, record, wait, done, create_event, create_stream, allocate };
 
 /// A call as a rule sees it. Fields that do not belong to the call hold their defaults.
 struct script_task {
   script_call call = script_call::launch;
   char const* name = "";          ///< launch: the operation's; copy: "copy to device", "copy to host", "copy on device"
   std::uint32_t stream = 0;       ///< index of the stream
-  std::uint32_t recorded_on = 0;  ///< wait: index of the stream on which the event was recorded
+  std::uint32_t recorded_on = 0;  ///< wait, done: index of the stream on which the event was recorded
   copy_list runs = {};            ///< copy
   memory_space space = memory_space::device;  ///< allocate
   std::size_t bytes = 0;                      ///< allocate
@@ -35,7 +35,8 @@ enum class script_effect : std::uint8_t {
   fail,    ///< launch, copy: does nothing when its turn comes; see scripted_backend
   lose,    ///< launch, copy: as `fail`, and the device is lost from then on
   delay,   ///< launch, copy: completes `delay` after its stream came to it
-  drop     ///< wait: returns ok and orders nothing. Test-only: what goes wrong without the wait?
+  drop,    ///< wait: returns ok and orders nothing. Test-only: what goes wrong without the wait?
+  hurry    ///< done: says done, pending or failed as the event may be. Test-only: what goes wrong where nobody asks?
 };
 
 /// Delay of a task that completes when release() is called, or never.
@@ -134,6 +135,7 @@ struct script_counts {
   std::uint64_t skipped = 0;             ///< behind a failed one
   std::uint64_t refused = 0;             ///< calls, by `refuse`
   std::uint64_t dropped_waits = 0;       ///< by `drop`
+  std::uint64_t hurried = 0;             ///< answers by `hurry` that were not true
   std::uint64_t orphan_completions = 0;  ///< records that were reached when their event had been destroyed
   std::uint64_t freed_under_copy = 0;    ///< copies that had yet to complete when memory that they name went back
   std::uint64_t events_created = 0;

@@ -191,7 +191,12 @@ class scripted_backend {
   [[nodiscard]] event_state done(event_ref event) noexcept
   {
     may_run(progress::at_polls);
-    return state_of(event);
+    event_state const state = state_of(event);
+    if (script_.rules.empty() || lost_ || !event_handles_.valid(event)) { return state; }
+    fate const f = fate_of({.call = script_call::done, .recorded_on = events_[event.index].until.stream});
+    if (!f.hurried || state == event_state::done) { return state; }
+    ++counts_.hurried;
+    return event_state::done;
   }
 
   /// Runs tasks until `done` of one of the events is not pending.
@@ -373,6 +378,7 @@ class scripted_backend {
   struct fate {
     status refused = status::ok;
     bool dropped = false;
+    bool hurried = false;
     bool fails = false;
     bool loses = false;
     nanoseconds delay{0};
@@ -426,6 +432,7 @@ class scripted_backend {
         case script_effect::lose: f.fails = f.loses = true; break;
         case script_effect::delay: f.delay = later(f.delay, rule.delay); break;
         case script_effect::drop: f.dropped = true; break;
+        case script_effect::hurry: f.hurried = true; break;
       }
     }
     counts_.refused += f.refused == status::ok ? 0U : 1U;
