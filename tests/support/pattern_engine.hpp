@@ -52,6 +52,14 @@ class pattern_engine {
     std::vector<std::uint32_t> selected_count;   // [layers, head_groups]
   };
 
+  /// What a row's work needs to know when it runs, which may be after the next step has begun.
+  struct moment {
+    std::uint64_t seed = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t count = 0;
+    std::uint32_t const* version = nullptr;  // [max_tokens]
+  };
+
   pattern_engine(
     Backend& backend, typename Backend::stream_ref stream, Manager& manager, std::uint32_t max_rows,
     std::uint32_t max_tokens, std::uint32_t tokens_per_row)
@@ -70,6 +78,7 @@ class pattern_engine {
     keys_.resize(tokens * g.kv_heads * g.head_dim);
     values_.resize(tokens * g.kv_heads * g.value_elements());
     queries_.resize(tokens * g.query_heads * g.head_dim);
+    moments_.resize(std::size_t{moment_places} * max_rows);
     step_rows_.reserve(max_rows);
     commit_rows_.reserve(max_rows);
     fault_.reserve(512);
@@ -112,7 +121,7 @@ class pattern_engine {
       state.count = r.tokens;
       state.in_step = true;
       state.visits = 0;
-      for (std::uint32_t t = 0; t < r.tokens; ++t) { state.version[state.begin + t] = stamp_; }
+      for (std::uint32_t t = 0; t < r.tokens && !runs_ahead; ++t) { state.version[state.begin + t] = stamp_; }
     }
     if (kv_.rows().count != 0) { enter(kv_.first_layer(), kv_.rows()); }
     std::uint32_t left = most_visits;
@@ -146,13 +155,13 @@ class pattern_engine {
   void take(pulseinfer::visit const& v)
   {
     ++visits;
-    enqueue([this, v] { look(v); });
+    enqueue([this, v, now = note()] { look(v, now); });
     if (v.part == pulseinfer::part::hits) { return; }
     if (warm_up) { require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up"); }
-    if (v.last) {
-      require(backend_.synchronize(stream_), "synchronize");
-    } else {
+    if (!v.last) {
       enter(v.next, v.rows);
+    } else if (!runs_ahead) {
+      require(backend_.synchronize(stream_), "synchronize");
     }
   }
 
@@ -174,7 +183,7 @@ class pattern_engine {
   void enter(pulseinfer::layer_id layer, pulseinfer::row_list rows)
   {
     if (before_enter) { before_enter(layer, rows); }
-    enqueue([this, layer, rows] { fill(layer, rows); });
+    enqueue([this, layer, rows, now = note()] { fill(layer, rows, now); });
     pulseinfer::kv_geometry const& g = kv_.geometry();
     pulseinfer::tensor_view const values = g.value_is_key_prefix ? pulseinfer::tensor_view{} : value_view();
     require(kv_.enter(layer, rows, key_view(), values, query_view()), "enter");
@@ -194,11 +203,13 @@ class pattern_engine {
   }
 
   /// Writes keys, values and queries of the rows' tokens at a layer. In stream order.
-  void fill(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  void fill(pulseinfer::layer_id layer, pulseinfer::row_list rows) { fill(layer, rows, note()); }
+
+  void fill(pulseinfer::layer_id layer, pulseinfer::row_list rows, moment const* now)
   {
     pulseinfer::kv_geometry const& g = kv_.geometry();
     for (pulseinfer::row_id const id : rows) {
-      row_state const& state = rows_[to_index(id)];
+      moment const& state = now[to_index(id)];
       for (std::uint32_t t = 0; t < state.count; ++t) {
         std::size_t const place = to_index(id) * per_row_ + t;
         std::uint32_t const position = state.begin + t;
@@ -220,13 +231,25 @@ class pattern_engine {
   }
 
   /// Checks a visit's tables. In stream order.
-  void look(pulseinfer::visit const& v)
+  void look(pulseinfer::visit const& v) { look(v, note()); }
+
+  void look(pulseinfer::visit const& v, moment const* now)
   {
     for (pulseinfer::row_id const id : v.rows) {
       row_state& state = rows_[to_index(id)];
       if (v.part != pulseinfer::part::hits) { ++state.visits; }
-      for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) { look(v, id, state, g); }
+      for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) { look(v, id, state, now[to_index(id)], g); }
     }
+  }
+
+  /// Keeps where the rows stand now, for work that runs later. @return [max_rows]; overwritten `moment_places` notes later
+  moment const* note()
+  {
+    moment* const now = moments_.data() + next_moment_++ % moment_places * rows_.size();
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      now[r] = {rows_[r].seed, rows_[r].begin, rows_[r].count, rows_[r].version.data()};
+    }
+    return now;
   }
 
   /// Compares what the host has of a row's sealed blocks with what was appended, in the layers that are written back.
@@ -246,7 +269,7 @@ class pattern_engine {
         for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) {
           std::byte* const block = kv_.store().ref().address(layer, g, sequence.host_blocks[b]);
           check_block(
-            {.layer = layer, .part = pulseinfer::part::whole}, id, rows_[to_index(id)], g,
+            {.layer = layer, .part = pulseinfer::part::whole}, id, note()[to_index(id)], g,
             static_cast<pulseinfer::block_id>(b), block, info);
         }
       }
@@ -256,6 +279,7 @@ class pattern_engine {
   [[nodiscard]] std::string const& fault() const { return fault_; }
 
   bool warm_up = false;
+  bool runs_ahead = false;  ///< commits without waiting for the last visit; tokens have the same bytes in each try then
   std::uint32_t query_persistence = 4;
   std::uint64_t query_seed = 0;
   std::uint32_t most_visits = ~0U;  ///< the loop is left early after so many
@@ -291,7 +315,7 @@ class pattern_engine {
 
   /// A whole number that every element type holds.
   [[nodiscard]] static float element(
-    row_state const& state, pulseinfer::layer_id layer, std::uint32_t plane, std::uint32_t head, std::uint32_t position,
+    moment const& state, pulseinfer::layer_id layer, std::uint32_t plane, std::uint32_t head, std::uint32_t position,
     std::uint32_t d)
   {
     return static_cast<float>(
@@ -300,7 +324,7 @@ class pattern_engine {
   }
 
   [[nodiscard]] static std::byte extra_byte(
-    row_state const& state, pulseinfer::layer_id layer, std::uint32_t group, std::uint32_t plane, std::uint32_t token,
+    moment const& state, pulseinfer::layer_id layer, std::uint32_t group, std::uint32_t plane, std::uint32_t token,
     std::uint32_t version, std::uint64_t i)
   {
     return static_cast<std::byte>(mixed({state.seed, to_index(layer), group, plane, token, version, 5, i}));
@@ -310,7 +334,7 @@ class pattern_engine {
   /// belongs to the block as a whole.
   template <class F>
   void each_extra(
-    row_state const& state, pulseinfer::layer_id layer, std::uint32_t group, std::byte* block, std::uint32_t number,
+    moment const& state, pulseinfer::layer_id layer, std::uint32_t group, std::byte* block, std::uint32_t number,
     std::uint32_t from, std::uint32_t to, F f)
   {
     pulseinfer::block_layout const& layout = kv_.layout();
@@ -331,7 +355,7 @@ class pattern_engine {
     }
   }
 
-  void look(pulseinfer::visit const& v, pulseinfer::row_id id, row_state& state, std::uint32_t g)
+  void look(pulseinfer::visit const& v, pulseinfer::row_id id, row_state& state, moment const& now, std::uint32_t g)
   {
     using namespace pulseinfer;
     kv_geometry const& geometry = kv_.geometry();
@@ -341,8 +365,7 @@ class pattern_engine {
     lane_id const lane = lane_of(id, g, geometry.head_groups);
     int const layer = to_number(v.layer), row = to_number(id);
     std::uint32_t const blocks = info.blocks(block_tokens);
-    if (
-      info.tokens != static_cast<int>(state.begin + state.count) || info.new_tokens != static_cast<int>(state.count)) {
+    if (info.tokens != static_cast<int>(now.begin + now.count) || info.new_tokens != static_cast<int>(now.count)) {
       report("row %d, layer %d: %d tokens, %d of them new", row, layer, info.tokens, info.new_tokens);
       return;
     }
@@ -351,7 +374,7 @@ class pattern_engine {
     std::size_t const selected_lane = to_index(v.layer) * geometry.head_groups + g;
     block_id* const wanted = state.selected.data() + selected_lane * max_blocks_;
     std::uint32_t& count = state.selected_count[selected_lane];
-    std::uint32_t const open = state.begin / block_tokens;  // first block that this step's tokens touch
+    std::uint32_t const open = now.begin / block_tokens;  // first block that this step's tokens touch
     layer_group const group = geometry.group_of(v.layer);
     bool const chosen = group.kind == layer_kind::selected && info.mode == row_mode::sparse_offloaded;
     count = 0;
@@ -368,7 +391,7 @@ class pattern_engine {
       }
     } else if (group.kind == layer_kind::windowed) {
       std::uint32_t const first =
-        state.begin + 1 <= group.window_tokens ? 0 : (state.begin + 1 - group.window_tokens) / block_tokens;
+        now.begin + 1 <= group.window_tokens ? 0 : (now.begin + 1 - group.window_tokens) / block_tokens;
       for (std::uint32_t b = 0; b < blocks; ++b) {
         if (b >= first || b * block_tokens < group.sink_tokens) { wanted[count++] = static_cast<block_id>(b); }
       }
@@ -392,7 +415,7 @@ class pattern_engine {
     }
 
     if (v.part != part::landed) {
-      std::uint64_t told = mixed({state.seed, state.begin, to_index(v.layer), g});
+      std::uint64_t told = mixed({now.seed, now.begin, to_index(v.layer), g});
       for (std::uint32_t i = 0; i < count; ++i) { told = mixed({told, to_index(wanted[i])}); }
       selections += told;
     }
@@ -409,14 +432,14 @@ class pattern_engine {
     // Extra planes of the new tokens are the host engine's to write.
     if (v.part != part::landed) {
       for (std::uint32_t b = open; b < blocks; ++b) {
-        std::uint32_t const from = std::max(state.begin, b * block_tokens) - b * block_tokens;
-        std::uint32_t const to = std::min(state.begin + state.count, (b + 1) * block_tokens) - b * block_tokens;
+        std::uint32_t const from = std::max(now.begin, b * block_tokens) - b * block_tokens;
+        std::uint32_t const to = std::min(now.begin + now.count, (b + 1) * block_tokens) - b * block_tokens;
         if (is_none(slot_of[b])) {
           report("row %d, layer %d: open block %u has no slot", row, layer, b);
           return;
         }
         each_extra(
-          state, v.layer, g, table.pool.address(v.layer, slot_of[b]), b, from, to,
+          now, v.layer, g, table.pool.address(v.layer, slot_of[b]), b, from, to,
           [](std::byte& place, std::byte right) { place = right; });
       }
     }
@@ -448,7 +471,7 @@ class pattern_engine {
           to_number(block));
         return;
       }
-      check_block(v, id, state, g, block, table.pool.address(v.layer, slot), info);
+      check_block(v, id, now, g, block, table.pool.address(v.layer, slot), info);
       ++next;
     }
     if (next != listed_count) {
@@ -470,8 +493,8 @@ class pattern_engine {
   }
 
   void check_block(
-    pulseinfer::visit const& v, pulseinfer::row_id id, row_state const& state, std::uint32_t g,
-    pulseinfer::block_id block, std::byte* bytes, pulseinfer::row_info const& info)
+    pulseinfer::visit const& v, pulseinfer::row_id id, moment const& state, std::uint32_t g, pulseinfer::block_id block,
+    std::byte* bytes, pulseinfer::row_info const& info)
   {
     using namespace pulseinfer;
     block_layout const& layout = kv_.layout();
@@ -515,6 +538,9 @@ class pattern_engine {
   std::uint32_t max_blocks_ = 0;
   std::uint32_t stamp_ = 0;
   std::vector<row_state> rows_;
+  static constexpr std::uint32_t moment_places = 256;
+  std::vector<moment> moments_;  // [moment_places, max_rows]
+  std::uint64_t next_moment_ = 0;
   std::vector<float> keys_, values_, queries_;
   std::vector<pulseinfer::step_row> step_rows_;
   std::vector<pulseinfer::commit_row> commit_rows_;

@@ -34,9 +34,10 @@ enum class script_effect : std::uint8_t {
   refuse,  ///< the call returns `code`, or throws resource_error where it has no status, and changes nothing
   fail,    ///< launch, copy: does nothing when its turn comes; see scripted_backend
   lose,    ///< launch, copy: as `fail`, and the device is lost from then on
-  delay,   ///< launch, copy: completes `delay` after its stream came to it
-  drop,    ///< wait: returns ok and orders nothing. Test-only: what goes wrong without the wait?
-  hurry    ///< done: says done, pending or failed as the event may be. Test-only: what goes wrong where nobody asks?
+  swallow,  ///< launch, copy: does nothing when its turn comes, and counts as done. Test-only: what goes wrong unnoticed?
+  delay,    ///< launch, copy: completes `delay` after its stream came to it
+  drop,     ///< wait: returns ok and orders nothing. Test-only: what goes wrong without the wait?
+  hurry     ///< done: says done, pending or failed as the event may be. Test-only: what goes wrong where nobody asks?
 };
 
 /// Delay of a task that completes when release() is called, or never.
@@ -132,6 +133,7 @@ struct script_counts {
   std::uint64_t copied_bytes = 0;        ///< of the copies that were accepted
   std::uint64_t completed = 0;           ///< launches and copies that did their work
   std::uint64_t failed = 0;              ///< by `fail` or `lose`
+  std::uint64_t swallowed = 0;           ///< by `swallow`
   std::uint64_t skipped = 0;             ///< behind a failed one
   std::uint64_t refused = 0;             ///< calls, by `refuse`
   std::uint64_t dropped_waits = 0;       ///< by `drop`

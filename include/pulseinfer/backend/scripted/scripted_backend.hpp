@@ -343,6 +343,7 @@ class scripted_backend {
     task_kind kind = task_kind::wait;
     bool fails = false;
     bool loses = false;
+    bool swallowed = false;
     bool moved = false;  // an early write that has written
     copy_direction direction = copy_direction::host_to_device;
     char const* name = "";
@@ -381,6 +382,7 @@ class scripted_backend {
     bool hurried = false;
     bool fails = false;
     bool loses = false;
+    bool swallowed = false;
     nanoseconds delay{0};
   };
 
@@ -430,6 +432,7 @@ class scripted_backend {
           break;
         case script_effect::fail: f.fails = true; break;
         case script_effect::lose: f.fails = f.loses = true; break;
+        case script_effect::swallow: f.swallowed = true; break;
         case script_effect::delay: f.delay = later(f.delay, rule.delay); break;
         case script_effect::drop: f.dropped = true; break;
         case script_effect::hurry: f.hurried = true; break;
@@ -464,6 +467,7 @@ class scripted_backend {
     t.order = next_order_++;
     t.fails = f.fails;
     t.loses = f.loses;
+    t.swallowed = f.swallowed;
     t.delay = f.delay;
     t.observed = observed;
     ++state.enqueued;
@@ -529,7 +533,9 @@ class scripted_backend {
       pop(stream);
       return true;
     }
-    if (script_.copies == copy_mode::early_write && !front.moved && !front.fails && moves_link_bytes(front)) {
+    if (
+      script_.copies == copy_mode::early_write && !front.moved && !front.fails && !front.swallowed &&
+      moves_link_bytes(front)) {
       work(front);
       front.moved = true;
     }
@@ -604,6 +610,8 @@ class scripted_backend {
       ++counts_.failed;
       stream.broken = true;
       lost_ = lost_ || front.loses;
+    } else if (front.swallowed) {
+      ++counts_.swallowed;
     } else {
       if (front.observed != nullptr) { *front.observed = {now_, now_ + script_.task_time, cost_of(front)}; }
       if (!front.moved) { work(front); }

@@ -1,0 +1,6 @@
+#include "compositions.hpp"
+
+template class pulseinfer::offload_manager<
+  pulseinfer::scripted_backend, pulseinfer::external_selector, pulseinfer::gather_scatter_engine,
+  pulseinfer::lockstep_scheduler<pulseinfer::visit_order::whole>, pulseinfer::fixed_admission>;
+template class pulseinfer_test::pattern_engine<pulseinfer::scripted_backend, pulseinfer_test::in_lockstep>;
