@@ -20,6 +20,18 @@ struct exploration {
   std::string fault = {};    ///< of the first order that went wrong
   std::string choices = {};  ///< of that order, as script::choices takes them by choices_from
 
+  exploration& operator+=(exploration const& more)
+  {
+    orders += more.orders;
+    complete = complete && more.complete;
+    if (wrong == 0) {
+      fault = more.fault;
+      choices = more.choices;
+    }
+    wrong += more.wrong;
+    return *this;
+  }
+
   [[nodiscard]] std::string text() const
   {
     std::string said =
@@ -35,7 +47,7 @@ inline std::string compared(exploration const& with, exploration const& without)
 }
 
 struct exploration_bounds {
-  std::uint64_t orders = 200000;
+  std::uint64_t orders = 20000;
   /// Most choices of an order that differ from the tasks' order of enqueuing.
   std::uint32_t deviations = std::numeric_limits<std::uint32_t>::max();
 };
