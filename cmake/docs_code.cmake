@@ -2,7 +2,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 file(READ "${page}" rest)
-set(code "#include <cstddef>\n#include <cstdint>\n#include <memory>\n#include <ostream>\n#include <utility>\n#include <vector>\n")
+set(code "#include <cstddef>\n#include <cstdint>\n#include <memory>\n#include <ostream>\n#include <stdexcept>\n#include <string>\n#include <utility>\n#include <vector>\n")
 set(blocks 0)
 while(TRUE)
   string(FIND "${rest}" "\n```cpp\n" begin)
