@@ -165,6 +165,8 @@ class sequence_mover {
     state.written = std::min(state.written, sealed);
     state.known = std::min(state.known, sealed);
     state.dirty = std::min(state.dirty, sealed);
+    // Blocks that open again may get other slots: the tables must not take them for those that they list.
+    keeper_->list_blocks(row, std::min(blocks, state.listed));
     if (blocks > sealed) { tell_reopened(row, sealed); }
     return result == status::ok ? keeper_->flush() : result;
   }

@@ -1,0 +1,37 @@
+#include <doctest/doctest.h>
+#include <support/manager/rig.hpp>
+
+#include <cstdint>
+
+using namespace pulseinfer;
+using namespace pulseinfer_test;
+
+namespace {
+
+rig_options options_of(std::uint32_t rows)
+{
+  return {
+    .geometry = {.layers = 3, .query_heads = 4, .kv_heads = 2, .head_dim = 4, .block_tokens = 4},
+    .manager = {.max_rows = rows, .max_tokens = 100, .max_prefill_tokens = 8, .quota_tokens = 32},
+    .per_row = 8};
+}
+
+solo_head_selector<> const six_blocks{.budget_tokens = 24, .sink_tokens = 4, .recent_tokens = 4, .dense_tokens = 24};
+
+}  // namespace
+
+TEST_SUITE("manager")
+{
+  TEST_CASE("a row that is cut back and grows to as many blocks again reads them where they are now")
+  {
+    rig<hits_manager> r{options_of(2), six_blocks};
+    row_id const a = r.open(1, 8, 20), b = r.open(2, 4, 20);
+    r.engine.prefill(a, 8, 8);
+    REQUIRE(r.kv.truncate(a, 4) == status::ok);
+    r.engine.prefill(b, 4, 4);  // takes the slots that a has given back
+    r.step({{.row = a}});
+    r.step({{.row = a}, {.row = b}});
+    CHECK(r.kv.tokens_of(a) == 6);
+    r.close_all();
+  }
+}
