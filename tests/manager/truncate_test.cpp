@@ -34,4 +34,24 @@ TEST_SUITE("manager")
     CHECK(r.kv.tokens_of(a) == 6);
     r.close_all();
   }
+
+  TEST_CASE("a sparse row that is cut back into its prompt takes the rest of it as a decoding row does")
+  {
+    rig<hits_manager> r{options_of(1), six_blocks};
+    row_id const row = r.open(1, 40, 60);
+    r.engine.prefill(row, 40, 8);
+    r.step({{.row = row}});
+    REQUIRE(r.kv.mode_of(row) == row_mode::sparse_offloaded);
+    REQUIRE(r.kv.truncate(row, 9) == status::ok);
+    CHECK(r.kv.mode_of(row) == row_mode::sparse_offloaded);
+    std::uint64_t const queued = r.backend.queued_tasks();
+    for (std::uint32_t const tokens : {2U, 8U}) {
+      CHECK(r.engine.step({{.row = row, .tokens = tokens}}) == status::invalid_argument);
+      CHECK(r.kv.tokens_of(row) == 9);
+      CHECK(r.backend.queued_tasks() == queued);
+    }
+    while (r.kv.tokens_of(row) < 60) { r.step({{.row = row}}); }
+    CHECK(r.kv.audit() == "");
+    r.close_all();
+  }
 }

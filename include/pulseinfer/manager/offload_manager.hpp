@@ -255,7 +255,8 @@ class offload_manager {
     return said;
   }
 
-  /// Cuts a row back to its first `tokens` tokens. A row that has turned sparse stays so.
+  /// Cuts a row back to its first `tokens` tokens. A row that has turned sparse stays so, and appends as a decoding row
+  /// does, also what is left of its prompt.
   /// @status see sequence_mover::cut; invalid_state also for a row that stands in a step
   [[nodiscard]] status truncate(row_id row, std::uint32_t tokens) noexcept
   {
@@ -671,8 +672,10 @@ class offload_manager {
       for (std::size_t j = 0; j < i; ++j) {
         if (rows[j].row == r.row) { return status::invalid_state; }
       }
-      std::uint32_t const left =
-        keeper_.row(r.row).prompt_tokens > sequence.tokens ? keeper_.row(r.row).prompt_tokens - sequence.tokens : 0;
+      // A sparse row that was cut back into its prompt has places for a decoding row's blocks only.
+      row_blocks const& blocks = keeper_.row(r.row);
+      bool const prefills = blocks.mode == row_mode::dense_resident && blocks.prompt_tokens > sequence.tokens;
+      std::uint32_t const left = prefills ? blocks.prompt_tokens - sequence.tokens : 0;
       std::uint32_t const most = left == 0
         ? budget_.max_step_tokens
         : std::min(std::max(left, budget_.max_step_tokens), budget_.max_prefill_tokens);
