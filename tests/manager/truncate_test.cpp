@@ -54,4 +54,26 @@ TEST_SUITE("manager")
     CHECK(r.kv.audit() == "");
     r.close_all();
   }
+
+  TEST_CASE("windowed layers give the blocks behind their windows back again after every cut")
+  {
+    rig_options options = options_of(1);
+    options.geometry.layer_groups = {
+      {.first = 0, .count = 1},
+      {.first = 1, .count = 1, .kind = layer_kind::windowed, .window_tokens = 9, .sink_tokens = 4},
+      {.first = 2, .count = 1, .kind = layer_kind::dense}};
+    rig<hits_manager> r{options, six_blocks};
+    row_id const row = r.open(1, 4, 100);
+    r.engine.prefill(row, 4, 8);
+    while (r.kv.tokens_of(row) < 60) { r.step({{.row = row}}); }
+    std::uint64_t const bytes = r.kv.memory().slot_bytes;
+    for (std::uint32_t const to : {0U, 3U, 4U}) {
+      REQUIRE(r.kv.truncate(row, to) == status::ok);  // back to where the windows hold no more than the sinks
+      while (r.kv.tokens_of(row) < 60) { r.step({{.row = row}}); }
+      CHECK(r.kv.memory().slot_bytes == bytes);
+      CHECK(r.kv.audit() == "");
+    }
+    CHECK(r.kv.truncate(row, 30) == status::invalid_state);
+    r.close_all();
+  }
 }

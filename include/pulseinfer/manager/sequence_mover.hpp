@@ -165,6 +165,10 @@ class sequence_mover {
     state.written = std::min(state.written, sealed);
     state.known = std::min(state.known, sealed);
     state.dirty = std::min(state.dirty, sealed);
+    for (std::uint32_t l = 0; l < keeper_->geometry_.layers; ++l) {
+      // Blocks that open again leave the windows again.
+      keeper_->window_begin(row, l) = std::min(keeper_->window_begin(row, l), blocks);
+    }
     // Blocks that open again may get other slots: the tables must not take them for those that they list.
     keeper_->list_blocks(row, std::min(blocks, state.listed));
     if (blocks > sealed) { tell_reopened(row, sealed); }
