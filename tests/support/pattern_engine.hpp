@@ -60,6 +60,12 @@ class pattern_engine {
     std::uint32_t const* version = nullptr;  // [max_tokens]
   };
 
+  /// What a sequence's tokens are: whoever goes on from them, in whatever row, reads these.
+  struct history {
+    std::uint64_t seed = 0;
+    std::vector<std::uint32_t> version;  // [max_tokens]
+  };
+
   pattern_engine(
     Backend& backend, typename Backend::stream_ref stream, Manager& manager, std::uint32_t max_rows,
     std::uint32_t max_tokens, std::uint32_t tokens_per_row)
@@ -94,6 +100,18 @@ class pattern_engine {
     std::ranges::fill(state.version, 0U);
   }
 
+  [[nodiscard]] history history_of(pulseinfer::row_id row) const
+  {
+    return {.seed = rows_[to_index(row)].seed, .version = rows_[to_index(row)].version};
+  }
+
+  /// The row's sequence goes on from another's tokens: a fork, a kept prefix, or itself after it was away.
+  void assign(pulseinfer::row_id row, history const& from)
+  {
+    assign(row, from.seed);
+    rows_[to_index(row)].version = from.version;
+  }
+
   /// Blocks selected for a lane in its last visit of a layer; all blocks where every one was resident.
   [[nodiscard]] std::span<pulseinfer::block_id const> selected(
     pulseinfer::row_id row, pulseinfer::layer_id layer, std::uint32_t group = 0) const
@@ -105,8 +123,9 @@ class pattern_engine {
 
   [[nodiscard]] row_state& row(pulseinfer::row_id id) { return rows_[to_index(id)]; }
 
-  /// One step of these rows, with the rows that an earlier one left late. @return what begin_step said
-  pulseinfer::status step(std::span<pulseinfer::step_row const> rows)
+  /// Begins a step of these rows; each append of a position has a version of its own, whichever row makes it.
+  /// @return what begin_step said
+  pulseinfer::status begin(std::span<pulseinfer::step_row const> rows)
   {
     step_rows_.assign(rows.begin(), rows.end());
     for (pulseinfer::step_row& r : step_rows_) {
@@ -121,8 +140,17 @@ class pattern_engine {
       state.count = r.tokens;
       state.in_step = true;
       state.visits = 0;
-      for (std::uint32_t t = 0; t < r.tokens && !runs_ahead; ++t) { state.version[state.begin + t] = stamp_; }
+      auto const version = static_cast<std::uint32_t>(stamp_ * rows_.size() + to_index(r.row));
+      for (std::uint32_t t = 0; t < r.tokens && !runs_ahead; ++t) { state.version[state.begin + t] = version; }
     }
+    return begun;
+  }
+
+  /// One step of these rows, with the rows that an earlier one left late. @return what begin_step said
+  pulseinfer::status step(std::span<pulseinfer::step_row const> rows)
+  {
+    pulseinfer::status const begun = begin(rows);
+    if (begun != pulseinfer::status::ok) { return begun; }
     if (kv_.rows().count != 0) { enter(kv_.first_layer(), kv_.rows()); }
     std::uint32_t left = most_visits;
     if (left != 0) {
@@ -252,9 +280,21 @@ class pattern_engine {
     return now;
   }
 
-  /// Compares what the host has of a row's sealed blocks with what was appended, in the layers that are written back.
-  void look_at_host(pulseinfer::row_id id)
+  /// Writes what the manager leaves to the host engine, for rows whose tables nobody looks at. In stream order.
+  void write_extras(pulseinfer::layer_id layer, pulseinfer::row_list rows, moment const* now)
   {
+    for (pulseinfer::row_id const id : rows) {
+      for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) {
+        static_cast<void>(write_extras(layer, id, now[to_index(id)], g));
+      }
+    }
+  }
+
+  /// Compares what the host has of a row's sealed blocks with what was appended, in the layers that are written back.
+  /// @param all every sealed block must be there
+  void look_at_host(pulseinfer::row_id id, bool all = true)
+  {
+    moment const now = note()[to_index(id)];
     pulseinfer::sequence_state const& sequence = kv_.sequences()[id];
     pulseinfer::row_info info;
     info.tokens = static_cast<std::int32_t>(sequence.tokens);
@@ -263,20 +303,22 @@ class pattern_engine {
       if (kv_.geometry().group_of(layer).kind != pulseinfer::layer_kind::selected) { continue; }
       for (std::uint32_t b = 0; b < sequence.sealed; ++b) {
         if (is_none(sequence.host_blocks[b])) {
+          if (!all) { continue; }
           report("row %d: block %u is sealed and not on the host", to_number(id), b);
           return;
         }
         for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) {
           std::byte* const block = kv_.store().ref().address(layer, g, sequence.host_blocks[b]);
           check_block(
-            {.layer = layer, .part = pulseinfer::part::whole}, id, note()[to_index(id)], g,
-            static_cast<pulseinfer::block_id>(b), block, info);
+            {.layer = layer, .part = pulseinfer::part::whole}, id, now, g, static_cast<pulseinfer::block_id>(b), block,
+            info);
         }
       }
     }
   }
 
   [[nodiscard]] std::string const& fault() const { return fault_; }
+  [[nodiscard]] std::uint32_t per_row() const { return per_row_; }
 
   bool warm_up = false;
   bool runs_ahead = false;  ///< commits without waiting for the last visit; tokens have the same bytes in each try then
@@ -355,6 +397,28 @@ class pattern_engine {
     }
   }
 
+  /// Extra planes of the new tokens are the host engine's to write. @return whether the blocks have slots
+  bool write_extras(pulseinfer::layer_id layer, pulseinfer::row_id id, moment const& now, std::uint32_t g)
+  {
+    using namespace pulseinfer;
+    std::uint32_t const block_tokens = kv_.geometry().block_tokens;
+    lane_id const lane = lane_of(id, g, kv_.geometry().head_groups);
+    slot_id const* const slot_of = kv_.books().residency().slots_of_lane(layer, lane);
+    auto const blocks = static_cast<std::uint32_t>(blocks_of(now.begin + now.count, block_tokens));
+    for (std::uint32_t b = now.begin / block_tokens; b < blocks; ++b) {
+      std::uint32_t const from = std::max(now.begin, b * block_tokens) - b * block_tokens;
+      std::uint32_t const to = std::min(now.begin + now.count, (b + 1) * block_tokens) - b * block_tokens;
+      if (is_none(slot_of[b])) {
+        report("row %d, layer %d: open block %u has no slot", to_number(id), to_number(layer), b);
+        return false;
+      }
+      each_extra(
+        now, layer, g, kv_.pool().ref().address(layer, slot_of[b]), b, from, to,
+        [](std::byte& place, std::byte right) { place = right; });
+    }
+    return true;
+  }
+
   void look(pulseinfer::visit const& v, pulseinfer::row_id id, row_state& state, moment const& now, std::uint32_t g)
   {
     using namespace pulseinfer;
@@ -429,20 +493,7 @@ class pattern_engine {
       return;
     }
 
-    // Extra planes of the new tokens are the host engine's to write.
-    if (v.part != part::landed) {
-      for (std::uint32_t b = open; b < blocks; ++b) {
-        std::uint32_t const from = std::max(now.begin, b * block_tokens) - b * block_tokens;
-        std::uint32_t const to = std::min(now.begin + now.count, (b + 1) * block_tokens) - b * block_tokens;
-        if (is_none(slot_of[b])) {
-          report("row %d, layer %d: open block %u has no slot", row, layer, b);
-          return;
-        }
-        each_extra(
-          now, v.layer, g, table.pool.address(v.layer, slot_of[b]), b, from, to,
-          [](std::byte& place, std::byte right) { place = right; });
-      }
-    }
+    if (v.part != part::landed && !write_extras(v.layer, id, now, g)) { return; }
 
     std::uint32_t next = 0;
     std::uint32_t& missing = state.missing_count[g];

@@ -432,7 +432,8 @@ class offload_manager {
     return {.words = mask_words_};
   }
 
-  /// ok: every row's blocks are there; busy: some travel; transfer_failed, aborted, stale_ticket.
+  /// ok: every row's blocks are there; busy: some travel; stalled: a row's slots all hold what this step selected before, so
+  /// that blocks have no place (told until the row begins another recall); transfer_failed, aborted, stale_ticket.
   [[nodiscard]] status status_of(ticket t) noexcept
   {
     recall<B>* const r = recalls_.find(t);
@@ -444,6 +445,7 @@ class offload_manager {
     bool travels = false;
     for (std::uint32_t i = 0; i < r->row_count; ++i) {
       if (recalls_.row_failed(*r, i)) { return status::transfer_failed; }
+      if (recalls_.row_stalled(*r, i)) { return status::stalled; }
       travels = travels || !recalls_.row_landed(*r, i);
     }
     return travels ? status::busy : r->code;

@@ -183,9 +183,16 @@ class recall_driver {
     return mailbox_.template as<row_mailbox>()[to_index(row)];
   }
 
+  /// Whether blocks of the row at a place of the recall, its latest, found no slot.
+  [[nodiscard]] bool row_stalled(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    row_mailbox const& words = box(r.rows[place]);
+    return device::load_acquire(&words.posted) == r.sequence[place] && words.stalled != 0;
+  }
   /// Whether the row at a place of the recall has all of its blocks.
   [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
   {
+    if (row_stalled(r, place)) { return false; }
     row_mailbox const& words = box(r.rows[place]);
     // Recalls of a row end in their order: one that has landed says so of those before it.
     std::uint32_t const landed = device::load_acquire(&words.landed);
