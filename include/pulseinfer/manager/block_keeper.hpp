@@ -428,10 +428,19 @@ class block_keeper {
     if (std::string text = store_.audit(); !text.empty()) { return text; }
     if (std::string text = digests_.audit(); !text.empty()) { return text; }
     std::uint64_t leased = 0;
+    std::uint32_t extents = 0;
+    std::vector<std::uint64_t> kept_back(reserved_.size(), 0);
     for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
       auto const row = static_cast<row_id>(r);
       if (!sequences_[row].open()) { continue; }
       row_blocks const& state = rows_[r];
+      for_reservation(
+        state.prompt_tokens, sequences_[row].max_tokens, state.mode == row_mode::dense_resident,
+        [&](std::size_t pool, std::uint64_t slots) { kept_back[pool] += slots; });
+      if (state.offloads) {
+        extents += digests_.extents_for(budget_.blocks(sequences_[row].max_tokens)) -
+          static_cast<std::uint32_t>(digests_.extents(row).size());
+      }
       for_lanes(row, [&](layer_id layer, lane_id lane) {
         if (in_lease(state, layer)) {
           leased += leases_.lease_count(layer, lane) + budget_.ring;
@@ -446,6 +455,18 @@ class block_keeper {
     for (std::uint32_t layer = 0; layer < (pool_.per_layer() ? geometry_.layers : 1); ++layer) {
       block_counts const counts = pool_.counts(static_cast<layer_id>(layer));
       held += counts.held + counts.in_flight;
+      if (kept_back[layer] != reserved_[layer]) {
+        return std::to_string(reserved_[layer]) + " slots are reserved, rows keep " + std::to_string(kept_back[layer]) +
+          " back";
+      }
+      if (writes_.idle() && counts.held > reserved_[layer]) {
+        return std::to_string(counts.held) + " slots are taken, " + std::to_string(reserved_[layer]) +
+          " are kept back for rows";
+      }
+    }
+    if (extents != extents_reserved_) {
+      return std::to_string(extents_reserved_) + " digest extents are reserved, rows keep " + std::to_string(extents) +
+        " back";
     }
     if (writes_.idle() && held != leased) {
       return std::to_string(held) + " slots are taken, rows lease " + std::to_string(leased);

@@ -546,7 +546,11 @@ class offload_manager {
   void reset_peak() noexcept { keeper_.reset_slots_peak(); }
 
   /// Recounts the host's books. @return what is wrong, empty where nothing is
-  [[nodiscard]] std::string audit() { return keeper_.audit(); }
+  [[nodiscard]] std::string audit()
+  {
+    std::string text = keeper_.audit();
+    return text.empty() ? mover_.audit() : text;
+  }
 
  private:
   friend class step_loop<offload_manager>;

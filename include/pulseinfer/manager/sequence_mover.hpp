@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace pulseinfer {
@@ -193,6 +194,49 @@ class sequence_mover {
   }
 
   [[nodiscard]] std::uint32_t saved_sequences() const noexcept { return book_.used(); }
+
+  /// Recounts who holds the host blocks and the places of digests. @return what is wrong, empty where nothing is
+  [[nodiscard]] std::string audit() const
+  {
+    std::vector<std::uint32_t> holders(keeper_->store_.blocks(), 0);
+    std::uint32_t reserved = 0;
+    for (std::uint32_t r = 0; r < keeper_->sequences_.rows(); ++r) {
+      sequence_state const& sequence = keeper_->sequences_[static_cast<row_id>(r)];
+      if (!sequence.open()) { continue; }
+      reserved += keeper_->rows_[r].host_reserved;
+      for (host_block_id const block : sequence.host_blocks) {
+        if (!is_none(block)) { ++holders[to_index(block)]; }
+      }
+    }
+    std::uint32_t homes = 0;
+    for (saved_sequence const& saved : book_.places()) {
+      if (!saved.used) { continue; }
+      homes += saved.digest_count;
+      for (std::uint32_t b = 0; b < saved.blocks; ++b) { ++holders[to_index(saved.host_blocks[b])]; }
+      for (std::uint32_t i = 0; i < saved.digest_count; ++i) {
+        if (home_free_.is_free(static_cast<home_id>(saved.digest_places[i]))) {
+          return "saved sequence " + std::to_string(saved.place) + " has digests in place " +
+            std::to_string(saved.digest_places[i]) + ", which is free";
+        }
+      }
+    }
+    for (std::uint32_t b = 0; b < keeper_->store_.blocks(); ++b) {
+      std::uint32_t const references = keeper_->store_.references(static_cast<host_block_id>(b));
+      if (references != holders[b]) {
+        return "host block " + std::to_string(b) + " has " + std::to_string(references) + " references, " +
+          std::to_string(holders[b]) + " sequences name it";
+      }
+    }
+    if (reserved != keeper_->store_.reserved()) {
+      return std::to_string(keeper_->store_.reserved()) + " host blocks are reserved, rows keep " +
+        std::to_string(reserved) + " back";
+    }
+    if (homes != home_free_.size() - home_free_.free_count()) {
+      return std::to_string(home_free_.size() - home_free_.free_count()) +
+        " places of digests are taken, saved sequences have " + std::to_string(homes);
+    }
+    return {};
+  }
 
  private:
   enum class home_id : std::int32_t {};  // a place for one digest extent on the host

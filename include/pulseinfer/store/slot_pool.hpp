@@ -135,6 +135,11 @@ class slot_pool {
   [[nodiscard]] bool per_layer() const noexcept { return per_layer_; }
   [[nodiscard]] block_counts counts(layer_id layer) const noexcept { return book(layer).counts(); }
   [[nodiscard]] std::uint32_t pins(layer_id layer, slot_id slot) const noexcept { return book(layer).pins(slot); }
+  /// Whether nobody has the slot and no copy names it.
+  [[nodiscard]] bool is_free(layer_id layer, slot_id slot) const noexcept
+  {
+    return book(layer).references(slot) == 0 && book(layer).pins(slot) == 0;
+  }
   [[nodiscard]] std::uint64_t allocated_bytes() const noexcept { return memory_.bytes(); }
   [[nodiscard]] std::string refused_release(layer_id layer) const { return book(layer).refused_release(); }
 
