@@ -123,7 +123,8 @@ class pattern_engine {
 
   [[nodiscard]] row_state& row(pulseinfer::row_id id) { return rows_[to_index(id)]; }
 
-  /// Begins a step of these rows; each append of a position has a version of its own, whichever row makes it.
+  /// Begins a step of these rows. Each append of a position has a version of its own, with `rows_differ` whichever row makes
+  /// it: rows that go on from the same tokens differ then.
   /// @return what begin_step said
   pulseinfer::status begin(std::span<pulseinfer::step_row const> rows)
   {
@@ -140,7 +141,7 @@ class pattern_engine {
       state.count = r.tokens;
       state.in_step = true;
       state.visits = 0;
-      auto const version = static_cast<std::uint32_t>(stamp_ * rows_.size() + to_index(r.row));
+      auto const version = rows_differ ? static_cast<std::uint32_t>(stamp_ * rows_.size() + to_index(r.row)) : stamp_;
       for (std::uint32_t t = 0; t < r.tokens && !runs_ahead; ++t) { state.version[state.begin + t] = version; }
     }
     return begun;
@@ -321,6 +322,7 @@ class pattern_engine {
   [[nodiscard]] std::uint32_t per_row() const { return per_row_; }
 
   bool warm_up = false;
+  bool rows_differ = false;
   bool runs_ahead = false;  ///< commits without waiting for the last visit; tokens have the same bytes in each try then
   std::uint32_t query_persistence = 4;
   std::uint64_t query_seed = 0;

@@ -101,6 +101,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       kv_{backend_, stream_, geometry_of(setting), options_of(setting), selector_of(setting)},
       engine_{backend_, stream_, kv_, setting.rows, max_tokens(), std::max(chunk, setting.step_tokens)}
   {
+    engine_.rows_differ = true;
     engine_.before_enter = [this](pulseinfer::layer_id layer, pulseinfer::row_list rows) { choose(layer, rows); };
   }
 
@@ -439,7 +440,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   {
     require(kv_.drain(pulseinfer::no_deadline), "drain");
     require(backend_.synchronize(), "synchronize");
-    for (live const& it : live_) { engine_.look_home(it.row); }
+    for (live const& it : live_) { engine_.look_at_host(it.row, false); }
     pulseinfer::host_store_ref const host = kv_.store().ref();
     pulseinfer::kv_geometry const& g = kv_.geometry();
     for (std::uint32_t b = 0; b < host.blocks; ++b) {
@@ -512,7 +513,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   void look(pulseinfer::visit const& v)
   {
     engine_type* const engine = &engine_;
-    require(backend_.launch(stream_, pulseinfer::host_function{[engine, v] { engine->look(v); }}), "launch");
+    require(
+      backend_.launch(stream_, pulseinfer::host_function{[engine, v, now = engine_.note()] { engine->look(v, now); }}),
+      "launch");
   }
 
   void step()
@@ -590,7 +593,10 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       row_list const rows = still_open(all);
       if (rows.count == 0) { break; }
       engine_type* const engine = &engine_;
-      require(backend_.launch(stream_, host_function{[engine, layer, rows] { engine->fill(layer, rows); }}), "launch");
+      require(
+        backend_.launch(
+          stream_, host_function{[engine, layer, rows, now = engine_.note()] { engine->fill(layer, rows, now); }}),
+        "launch");
       require(kv_.append(layer, rows, engine_.key_view(), engine_.value_view()), "append");
       if (one_in(4)) {
         // Asked for, and given up.
@@ -602,7 +608,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
         require(kv_.status_of(given), status::aborted, "status of what was given up");
         if (one_in(3)) {  // nobody attends
           require(
-            backend_.launch(stream_, host_function{[engine, layer, rows] { engine->write_extras(layer, rows); }}),
+            backend_.launch(stream_, host_function{[engine, layer, rows, now = engine_.note()] {
+                              engine->write_extras(layer, rows, now);
+                            }}),
             "launch");
           continue;
         }
