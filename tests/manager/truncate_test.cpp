@@ -1,5 +1,5 @@
 #include <doctest/doctest.h>
-#include <support/manager/rig.hpp>
+#include <support/manager/chosen_blocks.hpp>
 
 #include <cstdint>
 
@@ -74,6 +74,45 @@ TEST_SUITE("manager")
       CHECK(r.kv.audit() == "");
     }
     CHECK(r.kv.truncate(row, 30) == status::invalid_state);
+    r.close_all();
+  }
+
+  TEST_CASE("law 4: a row is cut back only once the recalls that read its host blocks are complete")
+  {
+    rig<chosen_manager> r{options_of(1), {.budget_tokens = 24, .dense_tokens = 24}};
+    random_choice choice{r, 1};
+    row_id const row = r.open(1, 60, 100);
+    r.engine.prefill(row, 60, 8);
+    ticket given;
+    std::uint32_t misses = 0;
+    while (misses == 0) {
+      r.step({{.row = row}});
+      step_row const one{.row = row};
+      REQUIRE(r.engine.begin({&one, 1}) == status::ok);
+      REQUIRE(r.backend.synchronize() == status::ok);
+      row_list const rows = r.kv.rows();
+      r.engine.fill(layer_id{0}, rows);
+      REQUIRE(r.kv.append(layer_id{0}, rows, r.engine.key_view(), r.engine.value_view()) == status::ok);
+      r.engine.before_enter(layer_id{0}, rows);
+      REQUIRE(r.kv.begin_recall(layer_id{0}, rows, r.engine.query_view(), r.stream, given) == status::ok);
+      while (r.backend.run_one(r.stream)) {}  // planned, nothing copied
+      misses = r.kv.books().plan().misses[0];
+      for (std::uint32_t l = 1; l < 3; ++l) {
+        r.engine.fill(static_cast<layer_id>(l), rows);
+        REQUIRE(r.kv.append(static_cast<layer_id>(l), rows, r.engine.key_view(), r.engine.value_view()) == status::ok);
+        while (r.backend.run_one(r.stream)) {}
+      }
+      commit_row const dropped{.row = row, .accepted = 0};
+      REQUIRE(r.kv.commit({&dropped, 1}) == status::ok);
+      r.engine.row(row).in_step = false;
+    }
+    REQUIRE(r.kv.status_of(given) == status::busy);
+    REQUIRE(r.kv.abort(given) == status::ok);
+    std::uint64_t const bytes = r.kv.memory().host_bytes;
+    REQUIRE(r.kv.truncate(row, 4) == status::ok);
+    CHECK(r.kv.memory().host_bytes < bytes);
+    CHECK(r.kv.landed(given).test(0));
+    while (r.kv.tokens_of(row) < 80) { r.step({{.row = row}}); }
     r.close_all();
   }
 }

@@ -261,6 +261,9 @@ class offload_manager {
   [[nodiscard]] status truncate(row_id row, std::uint32_t tokens) noexcept
   {
     if (status const still = standing_still(row); still != status::ok) { return still; }
+    // Recalls that were given up may still read host blocks which the cut gives back.
+    nanoseconds const deadline = backend_->now() + options_.wait_limit;
+    if (status const landed = recalls_.wait_row(row, deadline); landed != status::ok) { return landed; }
     return mover_.cut(row, tokens, recalls_.mover());
   }
 

@@ -217,24 +217,26 @@ class recall_driver {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B>& r = recalls_[i];
       issue_planned(r);
-      if (!r.active || recalls_.copies_done(r)) { continue; }
-      for (std::uint32_t place = 0; place < r.row_count; ++place) {
-        if (r.rows[place] == row) { return true; }
-      }
+      if (r.active && !recalls_.copies_done(r) && names(r, row)) { return true; }
     }
     return false;
+  }
+
+  /// Sleeps until no recall that names the row's slots is under way.
+  status wait_row(row_id row, nanoseconds deadline) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      if (!recalls_[i].active || !names(recalls_[i], row)) { continue; }
+      if (status const waited = wait(recalls_[i], deadline); waited != status::ok) { return waited; }
+    }
+    return status::ok;
   }
 
   /// Sleeps until no recall is under way.
   status drain(nanoseconds deadline) noexcept
   {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
-      recall<B>& r = recalls_[i];
-      while (r.active && !recalls_.copies_done(r)) {
-        issue_planned(r);
-        typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
-        if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
-      }
+      if (status const waited = wait(recalls_[i], deadline); waited != status::ok) { return waited; }
     }
     return status::ok;
   }
@@ -247,6 +249,25 @@ class recall_driver {
     kv_geometry const& geometry, manager_options const& options, slot_budget const& budget)
   {
     return options.max_rows * geometry.head_groups * budget.max_selected;
+  }
+
+  [[nodiscard]] static bool names(recall<B> const& r, row_id row) noexcept
+  {
+    for (std::uint32_t place = 0; place < r.row_count; ++place) {
+      if (r.rows[place] == row) { return true; }
+    }
+    return false;
+  }
+
+  /// Sleeps until the recall's copies are complete.
+  status wait(recall<B>& r, nanoseconds deadline) noexcept
+  {
+    while (r.active && !recalls_.copies_done(r)) {
+      issue_planned(r);
+      typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
+      if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
+    }
+    return status::ok;
   }
 
   [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
