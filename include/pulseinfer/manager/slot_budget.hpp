@@ -84,14 +84,23 @@ template <class BudgetOf>
   positive(options.max_step_tokens, "max_step_tokens");
   positive(options.max_prefill_tokens, "max_prefill_tokens");
   positive(options.max_tries, "max_tries");
+  positive(options.warm_up_queries, "warm_up_queries");
+  if (options.max_tries > 255) {
+    throw configuration_error{"max_tries is " + number(options.max_tries) + "; 255 at most are counted"};
+  }
+  if (options.wait_limit <= nanoseconds{0}) {
+    throw configuration_error{"wait_limit is " + std::to_string(options.wait_limit.count()) + " ns"};
+  }
   validate_extent(blocks_of(options.max_tokens, geometry.block_tokens), 4);
   slot_budget budget;
   budget.block_tokens = geometry.block_tokens;
   budget.max_blocks = static_cast<std::uint32_t>(blocks_of(options.max_tokens, geometry.block_tokens));
   budget.dense_tokens = dense_tokens;
   budget.max_step_tokens = options.max_step_tokens;
-  budget.max_prefill_tokens = std::max(options.max_prefill_tokens, options.max_step_tokens);
+  budget.max_prefill_tokens =
+    std::max(std::min(options.max_prefill_tokens, options.max_tokens), options.max_step_tokens);
   budget.open_blocks = static_cast<std::uint32_t>(window_blocks(options.max_step_tokens, geometry.block_tokens));
+  validate_extent(std::uint64_t{budget.open_blocks} + options.write_back_depth, 1);
   budget.ring = budget.open_blocks + options.write_back_depth;
   for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
     auto const id = static_cast<layer_id>(layer);
@@ -106,9 +115,12 @@ template <class BudgetOf>
   }
   budget.budget_blocks = std::min(budget.budget_blocks, budget.max_blocks);
   budget.max_selected = std::max({budget.max_selected, budget.budget_blocks, 1U});
+  validate_extent(std::uint64_t{options.max_rows} * geometry.head_groups, budget.max_selected);
+  validate_extent(std::uint64_t{options.max_rows} * geometry.head_groups * budget.max_selected, 1);
   std::uint32_t const wanted = options.quota_tokens == 0
     ? 3 * budget.budget_blocks
     : static_cast<std::uint32_t>(options.quota_tokens / geometry.block_tokens);
+  validate_extent(std::uint64_t{budget.budget_blocks} + budget.ring, 1);
   std::uint32_t const floor = budget.budget_blocks + (budget.open_blocks - 1) + options.write_back_depth;
   budget.quota = options.quota_tokens == 0 ? std::max(wanted, floor) : wanted;
   if (budget.has_selected_layers && budget.quota < floor) {
