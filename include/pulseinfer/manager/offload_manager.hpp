@@ -128,7 +128,8 @@ class offload_manager {
       arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
       meter_{options.max_rows, backend.now()},
       queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
-      mask_words_(divide_up(options.max_rows, 64U))
+      mask_words_(divide_up(options.max_rows, 64U)),
+      named_(options.max_rows, 0)
   {}
 
   offload_manager(offload_manager&&) = delete;
@@ -217,19 +218,17 @@ class offload_manager {
   }
 
   /// Begins a sequence whose first tokens are those of `saved`, which stays; full blocks are shared, not copied. The rest
-  /// of the prompt follows in steps. `rejected` where `saved` is stale or longer than the request.
+  /// of the prompt follows in steps. `rejected` where `saved` is stale or longer than the request, and where the request
+  /// will offload blocks and the saved sequence never would have: its digests were not kept.
   [[nodiscard]] admission adopt(saved_id saved, sequence_options const& request, row_id& row) noexcept
   {
     row = none<row_id>;
     saved_sequence const* const kept = mover_.find(saved);
     if (kept == nullptr || kept->tokens > request.max_tokens) { return admission::rejected; }
+    if (lacks_digests(request, kept->offloads)) { return admission::rejected; }
     admission said = admission::admitted;
     row_id const place = place_for(request, said, mover_.shared_full_blocks(*kept, request.max_tokens));
     if (is_none(place)) { return said; }
-    // Digests were not kept for a sequence that would never have selected: they cannot be had back from the host alone.
-    if (keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0 && !kept->offloads) {
-      return admission::rejected;
-    }
     if (mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, recalls_.mover()) != status::ok) {
       return admission::queued;
     }
@@ -242,12 +241,16 @@ class offload_manager {
   status release(saved_id saved) noexcept { return mover_.drop(saved); }
 
   /// Begins a second sequence that shares everything with `from` so far; full blocks are held by both, a partial one is
-  /// copied. @param row its place, on `admitted`
+  /// copied. `rejected` where `from` has no open sequence or stands in a step, and as by `adopt`. @param row its place, on
+  /// `admitted`
   [[nodiscard]] admission fork(row_id from, sequence_options const& request, row_id& row) noexcept
   {
     row = none<row_id>;
     saved_id shared;
     if (standing_still(from) != status::ok) { return admission::rejected; }
+    sequence_state const& sequence = keeper_.sequences()[from];
+    bool const offloads = keeper_.row(from).offloads;
+    if (sequence.tokens > request.max_tokens || lacks_digests(request, offloads)) { return admission::rejected; }
     status const kept = mover_.save(from, true, false, recalls_.mover(), shared);
     if (kept != status::ok) { return kept == status::busy ? admission::queued : admission::rejected; }
     admission const said = adopt(shared, request, row);
@@ -314,7 +317,8 @@ class offload_manager {
   /// Appends the rows' keys and values at `layer`, updates digests and begins their recall; what the loop calls `enter`.
   /// @param keys [tokens, kv_heads, head_dim]   @param values [tokens, kv_heads, value_dim]; both empty where the host
   ///        engine writes its cache itself   @param queries [tokens, query_heads, head_dim]
-  /// @status invalid_argument: shapes that the geometry does not have; invalid_state: a row that is not due at this layer
+  /// @status out_of_range; invalid_argument: shapes that the geometry does not have; invalid_state: a row that is not due at
+  ///         this layer, or named twice; nothing changed then
   template <host_tensor Keys, host_tensor Values, host_tensor Queries>
   status enter(layer_id layer, row_list rows, Keys const& keys, Values const& values, Queries const& queries) noexcept
   {
@@ -347,7 +351,7 @@ class offload_manager {
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
   /// Moves nothing. Rows that never offload, and layers without selection, are passed over.
-  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step
+  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step, or named twice
   template <host_tensor Queries>
   status warm_up(layer_id layer, row_list rows, Queries const& queries) noexcept
   {
@@ -406,7 +410,7 @@ class offload_manager {
 
   /// Selects for these rows at `layer`, resolves, and starts the copies of what is missing.
   /// @param queries [tokens, query_heads, head_dim]
-  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step;
+  /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step, or named twice;
   ///         busy: every place of the ring is in use
   /// @stream the selection is enqueued on `stream`, copies on the manager's own
   template <host_tensor Queries>
@@ -587,7 +591,7 @@ class offload_manager {
     return std::uint64_t{state.token_offset} + state.new_tokens <= tensor.tokens;
   }
   /// Checks rows that stand in a step, and their queries.
-  [[nodiscard]] status check_rows(row_list rows, tensor_view const& queries) const noexcept
+  [[nodiscard]] status check_rows(row_list rows, tensor_view const& queries) noexcept
   {
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
@@ -599,7 +603,16 @@ class offload_manager {
       if (!steps) { return status::invalid_state; }
       if (!holds_tokens(queries, row)) { return status::invalid_argument; }
     }
-    return status::ok;
+    return names_twice(rows) ? status::invalid_state : status::ok;
+  }
+  /// Whether a list names a row more than once. Each row is in range.   @complexity rows
+  [[nodiscard]] bool names_twice(row_list rows) noexcept
+  {
+    ++naming_;
+    for (row_id const row : rows) {
+      if (std::exchange(named_[to_index(row)], naming_) == naming_) { return true; }
+    }
+    return false;
   }
   [[nodiscard]] std::uint32_t running_rows() const noexcept
   {
@@ -626,6 +639,12 @@ class offload_manager {
     bool const fits = !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens);
     said = fits ? admission::admitted : admission::queued;
     return fits ? place : none<row_id>;
+  }
+
+  /// Digests are not kept for a sequence that never selects: they cannot be had back from the host's blocks alone.
+  [[nodiscard]] bool lacks_digests(sequence_options const& request, bool offloads) const noexcept
+  {
+    return !offloads && keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0;
   }
 
   void take_row(row_id row) noexcept { queue_[row] = row_runtime{}; }
@@ -757,6 +776,7 @@ class offload_manager {
       bool const held = (keys.empty() || holds_tokens(keys, row)) && (values.empty() || holds_tokens(values, row));
       if (!held) { return status::invalid_argument; }
     }
+    if (names_twice(rows)) { return status::invalid_state; }
     kept = sublist(rows, [](row_id) { return true; });
     if (kept.count == 0) { return status::ok; }
     if (kept.ids == nullptr) { return status::busy; }
@@ -895,6 +915,8 @@ class offload_manager {
   step_meter meter_;
   visit_queue<B, TransferEngine, LayerScheduler, Replacement> queue_;
   std::vector<std::uint64_t> mask_words_;
+  std::vector<std::uint64_t> named_;  // [max_rows] the last check that met the row
+  std::uint64_t naming_ = 0;
   row_list begun_ = {};
   std::uint32_t step_ = 0;
 };
