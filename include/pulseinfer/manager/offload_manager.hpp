@@ -251,6 +251,10 @@ class offload_manager {
     sequence_state const& sequence = keeper_.sequences()[from];
     bool const offloads = keeper_.row(from).offloads;
     if (sequence.tokens > request.max_tokens || lacks_digests(request, offloads)) { return admission::rejected; }
+    // A fork that is not let in copies nothing.
+    admission let_in = admission::admitted;
+    std::uint32_t const blocks = offloads && budget_.offloads(request.max_tokens) ? sequence.sealed : 0;
+    if (is_none(place_for(request, let_in, blocks))) { return let_in; }
     status const kept = mover_.save(from, true, false, recalls_.mover(), shared);
     if (kept != status::ok) { return kept == status::busy ? admission::queued : admission::rejected; }
     admission const said = adopt(shared, request, row);
