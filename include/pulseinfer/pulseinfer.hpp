@@ -80,6 +80,7 @@
 #include <pulseinfer/operation/patch_words.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/operation/reset_row.hpp>
+#include <pulseinfer/operation/resolve_background.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/operation/score_blocks.hpp>
 #include <pulseinfer/operation/score_table.hpp>

@@ -442,7 +442,8 @@ class pattern_engine {
     std::uint32_t& count = state.selected_count[selected_lane];
     std::uint32_t const open = now.begin / block_tokens;  // first block that this step's tokens touch
     layer_group const group = geometry.group_of(v.layer);
-    bool const chosen = group.kind == layer_kind::selected && info.mode == row_mode::sparse_offloaded;
+    bool const chosen = group.kind == layer_kind::selected &&
+      (info.mode == row_mode::sparse_offloaded || info.mode == row_mode::sparse_resident);
     count = 0;
     if (chosen) {
       selection_ref const selection = kv_.books().selection();

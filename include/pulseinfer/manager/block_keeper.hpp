@@ -11,6 +11,7 @@
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/write_back_queue.hpp>
+#include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/reset_row.hpp>
 #include <pulseinfer/residency/device_books.hpp>
 #include <pulseinfer/residency/lease_book.hpp>
@@ -29,9 +30,19 @@
 
 namespace pulseinfer {
 
+/// Slots that are kept back for a row in its selected layers.
+enum class row_slots : std::uint8_t {
+  prompt,  ///< every block of the prompt, or of a sequence that never selects
+  lease,   ///< those of a decoding row that offloads
+  all      ///< every block of the longest that the sequence may become
+};
+
 /// What the keeper knows of a row beside its sequence.
 struct row_blocks {
   row_mode mode = row_mode::idle;
+  row_slots slots = row_slots::prompt;
+  bool keeps = false;     ///< every block stays in a slot also once the row selects
+  bool hurries = false;   ///< its blocks are to be written although they stay resident
   bool offloads = false;  ///< the row will leave blocks on the host alone once it is long enough
   bool warm = false;      ///< warm_up has chosen the blocks that stay
   std::uint32_t prompt_tokens = 0;
@@ -66,6 +77,7 @@ class block_keeper {
       layout_{layout},
       budget_{budget},
       wait_limit_{options.wait_limit},
+      low_slots_{options.write_back_below},
       pool_{backend, geometry.layers, layout, pool_options(geometry, options, budget)},
       store_{backend, geometry.layers, geometry.head_groups, layout, store_options(options, budget)},
       digests_{
@@ -115,14 +127,15 @@ class block_keeper {
   }
 
   /// Slots that one row needs at its largest, by layer group, and host blocks: what admission weighs.
-  [[nodiscard]] demand demand_of(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const
+  /// @param keeps the row keeps every block resident
+  [[nodiscard]] demand demand_of(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false) const
   {
     demand d{.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
       layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
-      d.slots_prefill +=
-        budget_.resident_slots(group, prompt_tokens, max_tokens) * std::uint64_t{geometry_.head_groups};
-      d.slots_decode += budget_.decode_slots(group, max_tokens) * std::uint64_t{geometry_.head_groups};
+      std::uint64_t const prefill = budget_.resident_slots(group, keeps ? max_tokens : prompt_tokens, max_tokens);
+      d.slots_prefill += prefill * geometry_.head_groups;
+      d.slots_decode += (keeps ? prefill : budget_.decode_slots(group, max_tokens)) * geometry_.head_groups;
     }
     d.host_blocks = budget_.offloads(max_tokens) ? budget_.blocks(max_tokens) : 0;
     d.digest_extents = budget_.offloads(max_tokens) ? digests_.extents_for(budget_.blocks(max_tokens)) : 0;
@@ -145,23 +158,31 @@ class block_keeper {
   }
 
   /// Whether each layer's pool can keep back what the row needs; `capacity` alone cannot say so for pools lent per layer.
-  [[nodiscard]] bool slots_fit(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const
+  [[nodiscard]] bool slots_fit(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false) const
   {
     bool fits = true;
-    for_reservation(prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) {
-      fits = fits && reserved_[pool] + slots <= pool_.total_slots() / reserved_.size();
-    });
+    for_reservation(
+      prompt_tokens, max_tokens, keeps ? row_slots::all : row_slots::prompt,
+      [&](std::size_t pool, std::uint64_t slots) {
+        fits = fits && reserved_[pool] + slots <= pool_.total_slots() / reserved_.size();
+      });
     return fits;
   }
 
   /// Begins a sequence in a free row; everything that it may need is kept back for it.
-  /// @param shared full blocks that the row will share with a saved sequence
-  status open(row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, std::uint32_t shared = 0) noexcept
+  /// @param shared full blocks that the row will share with a saved sequence   @param keeps every block stays in a slot
+  status open(
+    row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false,
+    std::uint32_t shared = 0) noexcept
   {
     if (status const opened = sequences_.open(row, max_tokens); opened != status::ok) { return opened; }
     row_blocks& state = rows_[to_index(row)];
     state = row_blocks{
-      .mode = row_mode::dense_resident, .offloads = budget_.offloads(max_tokens), .prompt_tokens = prompt_tokens};
+      .mode = row_mode::dense_resident,
+      .slots = keeps ? row_slots::all : row_slots::prompt,
+      .keeps = keeps && budget_.offloads(max_tokens),
+      .offloads = budget_.offloads(max_tokens),
+      .prompt_tokens = prompt_tokens};
     if (state.offloads) {
       state.host_reserved = budget_.blocks(max_tokens) - shared;
       if (status const kept = store_.reserve(state.host_reserved); kept != status::ok) {
@@ -172,7 +193,7 @@ class block_keeper {
       extents_reserved_ += digests_.extents_for(budget_.blocks(max_tokens));
     }
     for_reservation(
-      prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
+      prompt_tokens, max_tokens, state.slots, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) { window_begin(row, layer) = 0; }
     for_lanes(row, [&](layer_id layer, lane_id lane) {
       leases_.lease_count(layer, lane) = 0;
@@ -202,9 +223,9 @@ class block_keeper {
       if (!is_none(block)) { static_cast<void>(store_.release(block)); }
     }
     static_cast<void>(store_.unreserve(state.host_reserved));
-    for_reservation(
-      state.prompt_tokens, sequence.max_tokens, state.mode == row_mode::dense_resident,
-      [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] -= slots; });
+    for_reservation(state.prompt_tokens, sequence.max_tokens, state.slots, [&](std::size_t pool, std::uint64_t slots) {
+      reserved_[pool] -= slots;
+    });
     if (state.offloads) {
       extents_reserved_ -= digests_.extents_for(budget_.blocks(sequence.max_tokens)) -
         static_cast<std::uint32_t>(digests_.extents(row).size());
@@ -231,13 +252,9 @@ class block_keeper {
     row_blocks& state = rows_[to_index(row)];
     tell_written(row);
     if (state.mode == row_mode::sparse_offloaded) { turn_ring(row); }
-    sequence_state const& sequence = sequences_[row];
-    bool const decodes = sequence.tokens >= state.prompt_tokens;
-    if (
-      state.mode == row_mode::dense_resident && state.offloads && decodes &&
-      sequence.tokens + new_tokens > budget_.dense_tokens) {
-      return leave_dense(row);
-    }
+    if (!turns_sparse(row, new_tokens)) { return status::ok; }
+    if (!state.keeps) { return leave_dense(row); }
+    state.mode = row_mode::sparse_resident;
     return status::ok;
   }
 
@@ -293,9 +310,13 @@ class block_keeper {
       return recorded;
     }
     writes_.open();
-    for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
-      auto const row = static_cast<row_id>(r);
-      for (std::uint32_t left = unsent(row); left > 0 && writes_.free_blocks() > 0; --left) { send_block(row); }
+    // Rows that leave their blocks to the host come first: they wait for places.
+    for (bool const keeps : {false, true}) {
+      for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
+        auto const row = static_cast<row_id>(r);
+        if (rows_[r].keeps != keeps) { continue; }
+        for (std::uint32_t left = unsent(row); left > 0 && writes_.free_blocks() > 0; --left) { send_block(row); }
+      }
     }
     status const sent = writes_.send(appended_.get(), mover, pool_, store_);
     written_bytes_ += writes_.sent_bytes();
@@ -318,13 +339,16 @@ class block_keeper {
   status wait_written(row_id row, Mover& mover) noexcept
   {
     nanoseconds const deadline = backend_->now() + wait_limit_;
-    while (rows_[to_index(row)].written < sequences_[row].sealed) {
-      if (write_failed(row)) { return status::transfer_failed; }
-      if (status const sent = write_back(mover); sent != status::ok) { return sent; }
-      if (status const waited = writes_.wait_oldest(deadline); waited != status::ok) { return waited; }
-      poll();
+    row_blocks& state = rows_[to_index(row)];
+    state.hurries = true;
+    status result = status::ok;
+    while (result == status::ok && state.written < sequences_[row].sealed) {
+      result = write_failed(row) ? status::transfer_failed : write_back(mover);
+      if (result == status::ok) { result = writes_.wait_oldest(deadline); }
+      if (result == status::ok) { poll(); }
     }
-    return status::ok;
+    state.hurries = false;
+    return result;
   }
 
   /// Sleeps until all that was written so far is done, or the deadline.
@@ -346,12 +370,71 @@ class block_keeper {
   }
 
   /// Whether `settle` with that many new tokens needs the row's sealed blocks on the host first.
-  [[nodiscard]] bool leaves_dense(row_id row, std::uint32_t new_tokens) const noexcept
+  [[nodiscard]] bool leaves_device(row_id row, std::uint32_t new_tokens) const noexcept
+  {
+    return turns_sparse(row, new_tokens) && !rows_[to_index(row)].keeps;
+  }
+
+  // -- between the modes
+
+  /// Gives the slots of a row that keeps its blocks back but for a lease: those of its last selection stay. A row that does
+  /// not select yet goes on and offloads once it does. Sleeps until its sealed blocks are on the host.
+  /// @status invalid_state: the row offloads already, or never does; transfer_failed, drain_timeout: unchanged
+  template <class Mover>
+  status demote(row_id row, Mover& mover) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    if (!state.keeps) { return status::invalid_state; }
+    if (state.mode == row_mode::dense_resident) {
+      state.keeps = false;
+      keep_back(row, row_slots::prompt);
+      return status::ok;
+    }
+    if (status const written = wait_written(row, mover); written != status::ok) { return written; }
+    status const chosen = backend_->launch(
+      compute_,
+      keep_previous{
+        .row = row,
+        .selection = books_.selection(),
+        .kept = books_.kept(),
+        .layers = geometry_.layers,
+        .head_groups = geometry_.head_groups});
+    if (chosen != status::ok) { return chosen; }
+    state.warm = true;
+    if (status const recorded = backend_->record(compute_, warmed_.get()); recorded != status::ok) { return recorded; }
+    tell_written(row);
+    status const left = leave_dense(row);
+    state.keeps = left != status::ok;
+    return left;
+  }
+
+  /// Whether the slots for every block of a row are free beside what is kept back.
+  [[nodiscard]] bool all_slots_fit(row_id row) const
   {
     row_blocks const& state = rows_[to_index(row)];
-    sequence_state const& sequence = sequences_[row];
-    return state.mode == row_mode::dense_resident && state.offloads && sequence.tokens >= state.prompt_tokens &&
-      sequence.tokens + new_tokens > budget_.dense_tokens;
+    std::uint32_t const max_tokens = sequences_[row].max_tokens;
+    std::uint64_t more = 0;  // of one layer, or of all where they share a pool
+    bool fits = true;
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
+      std::uint32_t const all = slots_of(group, state.prompt_tokens, max_tokens, row_slots::all);
+      more +=
+        (all - slots_of(group, state.prompt_tokens, max_tokens, state.slots)) * std::uint64_t{geometry_.head_groups};
+      if (reserved_.size() > 1) {
+        fits = fits && reserved_[layer] + more <= pool_.total_slots() / reserved_.size();
+        more = 0;
+      }
+    }
+    return fits && (reserved_.size() > 1 || reserved_[0] + more <= pool_.total_slots());
+  }
+
+  /// Lets a row that does not select yet keep its blocks once it does. @status capacity_exceeded: slots are lacking
+  status keep_all(row_id row) noexcept
+  {
+    if (!all_slots_fit(row)) { return status::capacity_exceeded; }
+    rows_[to_index(row)].keeps = true;
+    keep_back(row, row_slots::all);
+    return status::ok;
   }
 
   /// Sees to it that a sparse row has places for the blocks that its new tokens open, waiting where write-backs are slow.
@@ -435,7 +518,7 @@ class block_keeper {
       if (!sequences_[row].open()) { continue; }
       row_blocks const& state = rows_[r];
       for_reservation(
-        state.prompt_tokens, sequences_[row].max_tokens, state.mode == row_mode::dense_resident,
+        state.prompt_tokens, sequences_[row].max_tokens, state.slots,
         [&](std::size_t pool, std::uint64_t slots) { kept_back[pool] += slots; });
       if (state.offloads) {
         extents += digests_.extents_for(budget_.blocks(sequences_[row].max_tokens)) -
@@ -548,14 +631,46 @@ class block_keeper {
   }
 
   template <class F>
-  void for_reservation(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool dense, F f) const
+  void for_reservation(std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept, F f) const
   {
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
       layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
-      std::uint64_t const decode = budget_.decode_slots(group, max_tokens);
-      std::uint64_t const resident = budget_.resident_slots(group, prompt_tokens, max_tokens);
-      f(reserved_.size() > 1 ? layer : 0, (dense ? std::max(decode, resident) : decode) * geometry_.head_groups);
+      f(reserved_.size() > 1 ? layer : 0,
+        slots_of(group, prompt_tokens, max_tokens, kept) * std::uint64_t{geometry_.head_groups});
     }
+  }
+
+  /// Slots of one lane that are kept back in a layer.
+  [[nodiscard]] std::uint32_t slots_of(
+    layer_group const& group, std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept) const
+  {
+    std::uint32_t const decode = budget_.decode_slots(group, max_tokens);
+    if (kept == row_slots::lease) { return decode; }
+    std::uint32_t const longest = kept == row_slots::all ? max_tokens : prompt_tokens;
+    return std::max(decode, budget_.resident_slots(group, longest, max_tokens));
+  }
+
+  /// Changes what is kept back for a row.
+  void keep_back(row_id row, row_slots kept) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    std::uint32_t const max_tokens = sequences_[row].max_tokens;
+    for_reservation(state.prompt_tokens, max_tokens, state.slots, [&](std::size_t pool, std::uint64_t slots) {
+      reserved_[pool] -= slots;
+    });
+    state.slots = kept;
+    for_reservation(state.prompt_tokens, max_tokens, state.slots, [&](std::size_t pool, std::uint64_t slots) {
+      reserved_[pool] += slots;
+    });
+  }
+
+  /// Whether a row selects from the step on that appends so many tokens.
+  [[nodiscard]] bool turns_sparse(row_id row, std::uint32_t new_tokens) const noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    sequence_state const& sequence = sequences_[row];
+    return state.mode == row_mode::dense_resident && state.offloads && sequence.tokens >= state.prompt_tokens &&
+      sequence.tokens + new_tokens > budget_.dense_tokens;
   }
 
   [[nodiscard]] layer_kind kind_of(layer_id layer) const { return geometry_.group_of(layer).kind; }
@@ -621,8 +736,12 @@ class block_keeper {
   {
     row_blocks const& state = rows_[to_index(row)];
     bool const may_send = state.offloads && sequences_[row].open() && !state.refused && !write_failed(row);
-    return may_send ? sequences_[row].sealed - state.sent : 0;
+    bool const should_send = !state.keeps || state.hurries || slots_are_low();
+    return may_send && should_send ? sequences_[row].sealed - state.sent : 0;
   }
+
+  /// Whether rows that keep their blocks write them back too, so that they can give their slots up at once.
+  [[nodiscard]] bool slots_are_low() const noexcept { return pool_.free_slots() < low_slots_; }
 
   void send_block(row_id row) noexcept
   {
@@ -694,7 +813,7 @@ class block_keeper {
   void tell_written(row_id row) noexcept
   {
     row_blocks& state = rows_[to_index(row)];
-    bool const dense = state.mode == row_mode::dense_resident;
+    bool const dense = state.mode != row_mode::sparse_offloaded;
     for (; state.dirty < sequences_[row].sealed; ++state.dirty) {
       // One launch writes no word twice: a block that is on the host by now was never known to be dirty.
       if (!dense || state.dirty >= state.written) { tell_state(row, state.dirty, slot_state::dirty); }
@@ -887,7 +1006,8 @@ class block_keeper {
     if (state.listed == blocks) { return; }
     lane_table_ref const table = books_.table();
     for_lanes(row, [&](layer_id layer, lane_id lane) {
-      if (kind_of(layer) == layer_kind::windowed || in_lease(state, layer)) { return; }
+      bool const selects = state.mode != row_mode::dense_resident && kind_of(layer) == layer_kind::selected;
+      if (kind_of(layer) == layer_kind::windowed || selects) { return; }
       std::uint64_t const books = books_.residency().lane_index(layer, lane);
       for (std::uint32_t b = state.listed; b < blocks; ++b) {
         staging_.patch(compute_, table.listed + books * table.stride + b, leases_.placed(layer, lane, b));
@@ -968,19 +1088,8 @@ class block_keeper {
       }
       leases_.lease_count(layer, lane) = budget_.lease;
     });
-    if (!lacking) { shrink_reservation(row); }
+    if (!lacking) { keep_back(row, row_slots::lease); }
     return lacking ? status::capacity_exceeded : staging_.flush(compute_);
-  }
-
-  /// A row that has turned sparse keeps only a decoding row's slots back.
-  void shrink_reservation(row_id row) noexcept
-  {
-    row_blocks const& state = rows_[to_index(row)];
-    std::uint32_t const max_tokens = sequences_[row].max_tokens;
-    for_reservation(
-      state.prompt_tokens, max_tokens, true, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] -= slots; });
-    for_reservation(
-      state.prompt_tokens, max_tokens, false, [&](std::size_t pool, std::uint64_t slots) { reserved_[pool] += slots; });
   }
 
   // -- from dense to sparse
@@ -1009,7 +1118,7 @@ class block_keeper {
       if (kind_of(layer) == layer_kind::selected && !lacking) { lacking = !shrink_lane(row, layer, lane, sealed); }
     });
     if (lacking) { return staging_.failure() == status::ok ? status::capacity_exceeded : staging_.failure(); }
-    shrink_reservation(row);
+    keep_back(row, row_slots::lease);
     state.mode = row_mode::sparse_offloaded;
     return staging_.flush(compute_);
   }
@@ -1078,6 +1187,7 @@ class block_keeper {
   block_layout layout_;
   slot_budget budget_;
   nanoseconds wait_limit_;
+  std::uint64_t low_slots_;
   slot_pool<B> pool_;
   host_store<B> store_;
   digest_store<B> digests_;

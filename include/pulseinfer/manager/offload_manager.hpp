@@ -57,6 +57,7 @@ struct commit_row {
 struct sequence_options {
   std::uint32_t prompt_tokens = 0;  ///< while fewer are committed, every block stays resident: the prefill lease
   std::uint32_t max_tokens = 0;     ///< prompt and output
+  bool keep_resident = false;       ///< every block keeps a slot also once the row selects, until `demote`
 };
 
 /// Rows of a ticket, bit i of word i / 64 for the i-th row that was passed to begin_recall. Valid until the next call.
@@ -147,7 +148,8 @@ class offload_manager {
     admission said = admission::admitted;
     row_id const place = place_for(request, said);
     if (is_none(place)) { return said; }
-    if (keeper_.open(place, request.prompt_tokens, request.max_tokens) != status::ok) { return admission::queued; }
+    status const opened = keeper_.open(place, request.prompt_tokens, request.max_tokens, request.keep_resident);
+    if (opened != status::ok) { return admission::queued; }
     take_row(place);
     row = place;
     return admission::admitted;
@@ -163,7 +165,7 @@ class offload_manager {
       return "a request of " + number(request.prompt_tokens) + " prompt tokens and " + number(request.max_tokens) +
         " in all; the manager is built for 1 to " + number(options_.max_tokens);
     }
-    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
+    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, request.keep_resident);
     capacity const free = keeper_.capacity_now(running_rows());
     return "needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) + " run), " +
       number(std::max(wanted.slots_prefill, wanted.slots_decode)) + " slots (" + number(free.slots_free) + " of " +
@@ -192,7 +194,7 @@ class offload_manager {
   ///         capacity_exceeded: too few host blocks; transfer_failed, drain_timeout. The row is unchanged in these cases
   [[nodiscard]] status preempt(row_id row, saved_id& saved) noexcept
   {
-    if (status const still = standing_still(row); still != status::ok) { return still; }
+    if (status const still = standing_quiet(row); still != status::ok) { return still; }
     if (status const kept = mover_.save(row, true, true, recalls_.mover(), saved); kept != status::ok) { return kept; }
     return close(row);
   }
@@ -203,7 +205,8 @@ class offload_manager {
     row = none<row_id>;
     saved_sequence const* const kept = mover_.find(saved);
     if (kept == nullptr) { return admission::rejected; }
-    sequence_options const request{.prompt_tokens = kept->prompt_tokens, .max_tokens = kept->max_tokens};
+    sequence_options const request{
+      .prompt_tokens = kept->prompt_tokens, .max_tokens = kept->max_tokens, .keep_resident = kept->keeps};
     admission const said = adopt(saved, request, row);
     if (said == admission::admitted) { static_cast<void>(mover_.drop(saved)); }
     return said;
@@ -213,7 +216,7 @@ class offload_manager {
   /// tokens those are is the host engine's own index to know.
   [[nodiscard]] status retain(row_id row, saved_id& saved) noexcept
   {
-    if (status const still = standing_still(row); still != status::ok) { return still; }
+    if (status const still = standing_quiet(row); still != status::ok) { return still; }
     return mover_.save(row, false, false, recalls_.mover(), saved);
   }
 
@@ -229,9 +232,9 @@ class offload_manager {
     admission said = admission::admitted;
     row_id const place = place_for(request, said, mover_.shared_full_blocks(*kept, request.max_tokens));
     if (is_none(place)) { return said; }
-    if (mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, recalls_.mover()) != status::ok) {
-      return admission::queued;
-    }
+    status const restored =
+      mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, request.keep_resident, recalls_.mover());
+    if (restored != status::ok) { return admission::queued; }
     take_row(place);
     row = place;
     return admission::admitted;
@@ -247,7 +250,7 @@ class offload_manager {
   {
     row = none<row_id>;
     saved_id shared;
-    if (standing_still(from) != status::ok) { return admission::rejected; }
+    if (standing_quiet(from) != status::ok) { return admission::rejected; }
     sequence_state const& sequence = keeper_.sequences()[from];
     bool const offloads = keeper_.row(from).offloads;
     if (sequence.tokens > request.max_tokens || lacks_digests(request, offloads)) { return admission::rejected; }
@@ -267,11 +270,27 @@ class offload_manager {
   /// @status see sequence_mover::cut; invalid_state also for a row that stands in a step
   [[nodiscard]] status truncate(row_id row, std::uint32_t tokens) noexcept
   {
-    if (status const still = standing_still(row); still != status::ok) { return still; }
-    // Recalls that were given up may still read host blocks which the cut gives back.
-    nanoseconds const deadline = backend_->now() + options_.wait_limit;
-    if (status const landed = recalls_.wait_row(row, deadline); landed != status::ok) { return landed; }
+    if (status const still = standing_quiet(row); still != status::ok) { return still; }
     return mover_.cut(row, tokens, recalls_.mover());
+  }
+
+  /// Lets the blocks of a row that was opened with `keep_resident`, or promoted, go to the host: from the next step on it
+  /// recalls what it selects. The blocks of its last selection stay. Sleeps until its full blocks are on the host.
+  /// @status out_of_range; invalid_state: not open, in a step, offloads already or never does; transfer_failed,
+  ///         drain_timeout. The row is unchanged in these cases
+  [[nodiscard]] status demote(row_id row) noexcept
+  {
+    status const quiet = standing_quiet(row);
+    return quiet == status::ok ? keeper_.demote(row, recalls_.mover()) : quiet;
+  }
+
+  /// Brings every block of a row back into slots: from the next step on it selects and recalls nothing. Sleeps until the
+  /// blocks are there.
+  /// @status as `demote`, and capacity_exceeded: too few slots for the longest that the row may become
+  [[nodiscard]] status promote(row_id row) noexcept
+  {
+    status const quiet = standing_quiet(row);
+    return quiet == status::ok ? mover_.promote(row, recalls_.mover()) : quiet;
   }
 
   // -- a step
@@ -391,6 +410,39 @@ class offload_manager {
           .head_groups = geometry_.head_groups});
     }
     return result == status::ok ? keeper_.mark_warm(asking) : result;
+  }
+
+  /// Brings ahead of need what `queries` would select at `layer`: an estimate of the queries that the rows will have there,
+  /// made from what the host engine knows one layer earlier. A block that is still under way when it is selected is waited
+  /// for alone. No selection and no table changes: a wrong estimate costs bytes on the link only, counted in
+  /// step_sample::background_blocks. Rows and layers without offloaded blocks are passed over.
+  ///
+  /// Demand goes first: background recalls travel behind the demand recalls begun before them, one at a time, at most
+  /// `recall_driver::max_background_bytes` (of each row at least one block) and so many that every lane keeps slots for a
+  /// whole selection; where `quota_tokens` leaves none, nothing travels.
+  /// @param queries [tokens, query_heads, head_dim], places as in the step's tensors
+  /// @status out_of_range, invalid_argument, invalid_state as `begin_recall`; busy: the background recall before is still
+  ///         under way. Nothing is enqueued in these cases
+  template <host_tensor Queries>
+  status prefetch(layer_id layer, row_list rows, Queries const& queries) noexcept
+  {
+    tensor_view const view = tensor_traits<Queries>::view(queries);
+    if (!has_layer(layer)) { return status::out_of_range; }
+    if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
+    row_list const travelling = sublist(rows, [&](row_id row) { return travels(row, layer); });
+    if (travelling.count == 0 || recalls_.background_blocks(travelling.count) == 0) { return status::ok; }
+    if (travelling.ids == nullptr || recalls_.background_flies()) { return status::busy; }
+    ticket given;
+    if (status const got = recalls_.take(given); got != status::ok) { return got; }
+    select_request request = selection_of(layer, travelling, view);
+    request.selection = keeper_.books().expected();
+    request.remember = false;
+    if (status const selected = selector_.select_async(compute_, request); selected != status::ok) { return selected; }
+    recall<B>& r = recalls_.at(given.index);
+    r.layer = layer;
+    r.row_count = travelling.count;
+    for (std::uint32_t i = 0; i < travelling.count; ++i) { r.rows[i] = travelling[i]; }
+    return recalls_.bring_background(r, given, compute_);
   }
 
   // -- tickets: for engines with a loop of their own
@@ -635,12 +687,13 @@ class offload_manager {
     bool const sound = request.max_tokens != 0 && request.max_tokens <= options_.max_tokens &&
       request.prompt_tokens <= request.max_tokens;
     if (!sound) { return none<row_id>; }
-    demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens);
+    demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, request.keep_resident);
     wanted.host_blocks -= std::min<std::uint64_t>(wanted.host_blocks, shared);
     said = admission_.admit(wanted, keeper_.capacity_now(running_rows()));
     if (said != admission::admitted) { return none<row_id>; }
     row_id const place = free_row();
-    bool const fits = !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens);
+    bool const fits =
+      !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens, request.keep_resident);
     said = fits ? admission::admitted : admission::queued;
     return fits ? place : none<row_id>;
   }
@@ -660,6 +713,13 @@ class offload_manager {
     row_runtime const& state = queue_[row];
     bool const still = keeper_.sequences()[row].open() && !state.closing && state.progress == row_progress::outside;
     return still ? status::ok : status::invalid_state;
+  }
+
+  /// As standing_still, and sleeps until no recall of the row is under way: tickets may have been left behind.
+  [[nodiscard]] status standing_quiet(row_id row) noexcept
+  {
+    status const still = standing_still(row);
+    return still == status::ok ? recalls_.wait_row(row, backend_->now() + options_.wait_limit) : still;
   }
 
   [[nodiscard]] row_id free_row() const noexcept
@@ -721,7 +781,7 @@ class offload_manager {
 
   [[nodiscard]] status prepare_row(step_row const& r) noexcept
   {
-    if (keeper_.leaves_dense(r.row, r.tokens)) {
+    if (keeper_.leaves_device(r.row, r.tokens)) {
       if (status const written = keeper_.wait_written(r.row, recalls_.mover()); written != status::ok) {
         return written;
       }
@@ -744,7 +804,8 @@ class offload_manager {
     std::uint32_t late = 0;
     for (row_id const row : queue_.rows()) { late += queue_.is_late(row) ? 1U : 0U; }
     bool const counts = meter_.close(
-      &recalls_.box(row_id{0}), step_, late, layout_.block_bytes, keeper_.written_bytes(), backend_->now());
+      &recalls_.box(row_id{0}), &recalls_.background_box(row_id{0}), step_, late, layout_.block_bytes,
+      keeper_.written_bytes(), backend_->now());
     if (counts) { admission_.observe(meter_.last()); }
   }
 
@@ -827,6 +888,14 @@ class offload_manager {
     return most;
   }
 
+  /// Whether the row selects in this layer.
+  [[nodiscard]] bool selects(row_id row, layer_id layer) const noexcept
+  {
+    row_mode const mode = keeper_.row(row).mode;
+    return (mode == row_mode::sparse_offloaded || mode == row_mode::sparse_resident) &&
+      geometry_.group_of(layer).kind == layer_kind::selected;
+  }
+
   /// Whether blocks of the row may have to travel in this layer.
   [[nodiscard]] bool travels(row_id row, layer_id layer) const noexcept
   {
@@ -874,7 +943,7 @@ class offload_manager {
   {
     layer_group const group = geometry_.group_of(layer);
     row_list const choosing =
-      sublist(rows, [&](row_id row) { return group.kind == layer_kind::windowed || travels(row, layer); });
+      sublist(rows, [&](row_id row) { return group.kind == layer_kind::windowed || selects(row, layer); });
     if (choosing.count != 0 && choosing.ids == nullptr) { return status::busy; }
     if (status const got = recalls_.take(given); got != status::ok) { return got; }
     recall<B>& r = recalls_.at(given.index);

@@ -22,11 +22,12 @@ struct manager_options {
   std::uint64_t slots = 0;  ///< slots (per layer where pools are lent per layer); 0: all rows decode, one prefills
   std::vector<std::byte*> lent_slots = {};  ///< a host engine's pool: one base for all layers, or one per layer
   std::uint64_t slot_stride = 0;            ///< bytes from slot to slot of lent pools; 0: the block's bytes
-  std::uint64_t host_blocks = 0;            ///< blocks of the host store; 0: every row at its longest
-  std::uint64_t host_limit_bytes = 0;       ///< refuse a host store above this; 0: no limit
-  std::uint32_t recalls = 0;                ///< recalls under way at once; 0: rows + 16
-  std::uint32_t max_tries = 2;        ///< recalls of a row in a layer before its blocks count as lost; 255 at most
-  std::uint32_t saved_sequences = 0;  ///< preempted and retained sequences at once; 0: as many as rows
+  std::uint64_t write_back_below = 0;  ///< rows that keep their blocks are written back too while fewer slots are free
+  std::uint64_t host_blocks = 0;       ///< blocks of the host store; 0: every row at its longest
+  std::uint64_t host_limit_bytes = 0;  ///< refuse a host store above this; 0: no limit
+  std::uint32_t recalls = 0;           ///< recalls under way at once; 0: rows + 16
+  std::uint32_t max_tries = 2;         ///< recalls of a row in a layer before its blocks count as lost; 255 at most
+  std::uint32_t saved_sequences = 0;   ///< preempted and retained sequences at once; 0: as many as rows
   bool verify = false;  ///< checksums of every block that is written back, looked at again when it is recalled
   nanoseconds wait_limit{
     std::chrono::seconds{30}};  ///< longest that begin_step waits for the device before it gives up

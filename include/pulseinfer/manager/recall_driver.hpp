@@ -15,6 +15,7 @@
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/resolve_background.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/view/mailbox.hpp>
@@ -22,6 +23,7 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,6 +38,8 @@ class recall_driver {
  public:
   using stream_ref = typename B::stream_ref;
   static constexpr bool plans_on_host = TransferEngine::plans_on == plan_place::host;
+  /// Most bytes that travel in the background at once: a demand waits at most for these.
+  static constexpr std::uint64_t max_background_bytes = std::uint64_t{512} << 10U;
 
   /// @throws configuration_error, resource_error
   recall_driver(
@@ -59,10 +63,13 @@ class recall_driver {
       recalls_{
         backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows,
         max_entries(geometry, options, budget), TransferEngine::plans_on},
-      mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * sizeof(row_mailbox)},
-      numbers_(options.max_rows, 0)
+      mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * 2 * sizeof(row_mailbox)},
+      numbers_(options.max_rows, 0),
+      background_numbers_(options.max_rows, 0),
+      background_forgiven_(options.max_rows, 0),
+      background_slots_{budget.lease + 1 - std::min(budget.lease + 1, budget.budget_blocks)}
   {
-    for (std::uint32_t r = 0; r < options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
+    for (std::uint32_t r = 0; r < 2 * options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
   }
 
   recall_driver(recall_driver&&) = delete;
@@ -96,26 +103,71 @@ class recall_driver {
   status bring(recall<B>& r, stream_ref stream, bool list_hits_only) noexcept
   {
     row_list const rows{.ids = r.rows, .count = r.row_count};
-    status result = resolve(r.layer, rows, stream, list_hits_only);
-    if (result == status::ok) {
-      result = backend_->launch(
-        stream,
-        plan_recall{
-          .rows = rows,
-          .lanes = keeper_->books().plan(),
-          .entries = r.entries,
-          .row_begin = r.row_begin,
-          .failed = r.failed,
-          .mailbox = mailbox_.template as<row_mailbox>(),
-          .sequence = r.sequence,
-          .block_bytes = layout_.block_bytes,
-          .head_groups = head_groups_,
-          .max_selected = keeper_->books().sizes().max_selected});
+    status const resolved = resolve(r.layer, rows, stream, list_hits_only);
+    return resolved == status::ok ? plan(r, stream) : resolved;
+  }
+
+  // -- background
+
+  /// Most blocks of a lane that one background recall of `rows` rows may bring: with all of them under way a demand still
+  /// finds slots for a whole selection, and copies before it on the link are short.
+  [[nodiscard]] std::uint32_t background_blocks(std::uint32_t rows) const noexcept
+  {
+    std::uint64_t const lanes = std::uint64_t{rows} * head_groups_;
+    std::uint64_t const blocks = max_background_bytes / layout_.block_bytes;
+    return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(background_slots_, std::max(blocks / lanes, std::uint64_t{1})));
+  }
+
+  /// Whether the last background recall is still under way. They go one at a time.
+  [[nodiscard]] bool background_flies() noexcept
+  {
+    settle_background();
+    recall<B>* const r = recalls_.find(background_);
+    return r != nullptr && !recalls_.copies_done(*r);
+  }
+
+  /// Brings, in the background, blocks that `device_books::expected` names: behind the demand recalls so far, in the stream
+  /// order of the copies. No table and no selection changes.
+  /// @param r rows and layer are set, rows have their background numbers
+  status bring_background(recall<B>& r, ticket given, stream_ref stream) noexcept
+  {
+    r.priority = recall_priority::background;
+    background_ = given;
+    for (std::uint32_t i = 0; i < r.row_count; ++i) {
+      std::uint32_t& number = background_numbers_[to_index(r.rows[i])];
+      number = number + 1 == 0 ? 1 : number + 1;
+      r.sequence[i] = number;
     }
-    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
-    r.planned = result == status::ok;
-    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
-    return result;
+    device_books<B> const& books = keeper_->books();
+    status const resolved = backend_->launch(
+      stream,
+      resolve_background<Replacement>{
+        .rows = {.ids = r.rows, .count = r.row_count},
+        .selection = books.expected(),
+        .residency = books.residency(),
+        .pool = keeper_->pool().ref(),
+        .host_blocks = books.host_blocks(),
+        .plan = books.plan(),
+        .step = books.step(),
+        .layer = r.layer,
+        .head_groups = head_groups_,
+        .most_misses = background_blocks(r.row_count),
+        .policy = policy_});
+    return resolved == status::ok ? plan(r, stream) : resolved;
+  }
+
+  /// Whether blocks that the row's last background recall was to bring did not arrive. They are misses again.
+  [[nodiscard]] bool background_failed(row_id row) noexcept
+  {
+    settle_background();
+    std::uint32_t const failed = device::load_acquire(&background_box(row).failed);
+    return failed == background_numbers_[to_index(row)] && failed != background_forgiven_[to_index(row)];
+  }
+  /// What failed is brought by a demand.
+  void forgive_background(row_id row) noexcept
+  {
+    background_forgiven_[to_index(row)] = background_numbers_[to_index(row)];
   }
 
   /// Enqueues the resolving of the rows' selections: tables, hits and misses, and the slots that misses will fill.
@@ -178,9 +230,11 @@ class recall_driver {
 
   // -- what has come of them
 
-  [[nodiscard]] row_mailbox& box(row_id row) const noexcept
+  [[nodiscard]] row_mailbox& box(row_id row) const noexcept { return boxes(recall_priority::demand)[to_index(row)]; }
+  /// The row's words that speak of its background recalls.
+  [[nodiscard]] row_mailbox& background_box(row_id row) const noexcept
   {
-    return mailbox_.template as<row_mailbox>()[to_index(row)];
+    return boxes(recall_priority::background)[to_index(row)];
   }
 
   /// Whether blocks of the row at a place of the recall, its latest, found no slot.
@@ -199,10 +253,14 @@ class recall_driver {
     if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
   }
-  /// Whether a copy of the row at a place of the recall failed.
-  [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) const noexcept
+  /// Whether a copy of the row at a place of the recall failed, or one of a background recall that it waited for.
+  [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) noexcept
   {
-    return device::load_acquire(&box(r.rows[place]).failed) == r.sequence[place];
+    row_id const row = r.rows[place];
+    row_mailbox const& words = box(row);
+    if (device::load_acquire(&words.failed) == r.sequence[place]) { return true; }
+    bool const posted = device::load_acquire(&words.posted) == r.sequence[place];
+    return posted && words.flying != 0 && background_failed(row);
   }
 
   /// Whether the recall's copies ended in failure and no row has been told.
@@ -217,7 +275,8 @@ class recall_driver {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B>& r = recalls_[i];
       issue_planned(r);
-      if (r.active && !recalls_.copies_done(r) && names(r, row)) { return true; }
+      settle_background();
+      if (names(r, row) && !recalls_.copies_done(r)) { return true; }
     }
     return false;
   }
@@ -270,6 +329,43 @@ class recall_driver {
     return status::ok;
   }
 
+  /// Enqueues the planning of what has been resolved for the recall's rows, and starts the copies.
+  status plan(recall<B>& r, stream_ref stream) noexcept
+  {
+    status result = backend_->launch(
+      stream,
+      plan_recall{
+        .rows = {.ids = r.rows, .count = r.row_count},
+        .lanes = keeper_->books().plan(),
+        .entries = r.entries,
+        .row_begin = r.row_begin,
+        .failed = r.failed,
+        .mailbox = boxes(r.priority),
+        .sequence = r.sequence,
+        .block_bytes = layout_.block_bytes,
+        .head_groups = head_groups_,
+        .max_selected = keeper_->books().sizes().max_selected});
+    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
+    r.planned = result == status::ok;
+    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
+    return result;
+  }
+
+  /// A background recall whose copies ended in failure gives its blocks up.
+  void settle_background() noexcept
+  {
+    recall<B>* const r = recalls_.find(background_);
+    if (r != nullptr && r->priority == recall_priority::background && copies_failed(*r)) {
+      static_cast<void>(fail(*r));
+    }
+  }
+
+  [[nodiscard]] row_mailbox* boxes(recall_priority priority) const noexcept
+  {
+    std::size_t const first = priority == recall_priority::demand ? 0 : numbers_.size();
+    return mailbox_.template as<row_mailbox>() + first;
+  }
+
   [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
   {
     return {
@@ -282,13 +378,14 @@ class recall_driver {
       .layer = r.layer,
       .head_groups = head_groups_,
       .block_bytes = layout_.block_bytes,
-      .capacity = r.row_count * head_groups_ * budget_blocks_};
+      .capacity = r.row_count * head_groups_ * budget_blocks_,
+      .priority = r.priority};
   }
 
   [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
   {
     return {
-      .mailbox = mailbox_.template as<row_mailbox>(),
+      .mailbox = boxes(r.priority),
       .sequence = r.sequence,
       .residency = keeper_->books().residency(),
       .table = keeper_->books().table(),
@@ -321,8 +418,12 @@ class recall_driver {
   bound_transfer_t<TransferEngine, B> transfer_;
   detail::owned_stream<B> copies_;
   recall_ring<B> recalls_;
-  slab<B> mailbox_;                     // [max_rows] row_mailbox
-  std::vector<std::uint32_t> numbers_;  // [max_rows] of the last recall
+  slab<B> mailbox_;                                 // [2, max_rows] row_mailbox: of demand and of background recalls
+  std::vector<std::uint32_t> numbers_;              // [max_rows] of the last demand recall
+  std::vector<std::uint32_t> background_numbers_;   // [max_rows]
+  std::vector<std::uint32_t> background_forgiven_;  // [max_rows] number of the last failure that was dealt with
+  std::uint32_t background_slots_;                  // slots of a lane that a whole selection of a demand leaves
+  ticket background_ = {};
 };
 
 }  // namespace pulseinfer

@@ -30,6 +30,7 @@ struct recall {
   bool issued = false;      ///< copies have been enqueued and the landed event recorded
   bool failing = false;     ///< its rows are being failed on the device
   bool aborted = false;
+  recall_priority priority = recall_priority::demand;
   status code = status::ok;
   layer_id layer = none<layer_id>;
   std::uint32_t row_count = 0;
@@ -100,6 +101,7 @@ class recall_ring {
         if (!r.active || copies_done(r)) {
           r.active = true;
           r.planned = r.issued = r.failing = r.aborted = false;
+          r.priority = recall_priority::demand;
           r.code = status::ok;
           r.row_count = 0;
           r.passed = 0;

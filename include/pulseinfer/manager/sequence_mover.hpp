@@ -40,7 +40,13 @@ class sequence_mover {
       book_{places, keeper.budget_.max_blocks, keeper.digests_.extents_for(keeper.budget_.max_blocks)},
       home_free_{places * keeper.digests_.extents_for(keeper.budget_.max_blocks)},
       home_{backend, memory_space::pinned, home_free_.size() * keeper.digests_.extent_bytes()},
-      previous_{backend, memory_space::pinned, places * previous_bytes() * keeper.geometry_.layers}
+      previous_{backend, memory_space::pinned, places * previous_bytes() * keeper.geometry_.layers},
+      contents_{
+        backend, memory_space::pinned,
+        keeper.budget_.has_selected_layers ? std::uint64_t{keeper.geometry_.layers} * keeper.geometry_.head_groups *
+            keeper.budget_.max_blocks * sizeof(slot_id)
+                                           : 0},
+      slot_marks_(keeper.pool_.total_slots(), 0)
   {
     runs_.reserve(runs_per_call);
   }
@@ -67,6 +73,7 @@ class sequence_mover {
     saved->prompt_tokens = state.prompt_tokens;
     saved->max_tokens = sequence.max_tokens;
     saved->offloads = state.offloads;
+    saved->keeps = state.keeps;
     saved->goes_on = with_partial;
     status result = windows_hold(row, saved->tokens) ? status::ok : status::invalid_state;
     std::uint32_t const lent = closes ? state.host_reserved : 0;
@@ -90,13 +97,14 @@ class sequence_mover {
   /// Begins a sequence in a free row from what is saved. `saved` stays.
   /// @status stale_ticket; what block_keeper::open says; transfer_failed, drain_timeout. The row is closed in these cases
   template <class Mover>
-  status restore(saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, Mover& mover) noexcept
+  status restore(
+    saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps, Mover& mover) noexcept
   {
     saved_sequence* const saved = book_.find(id);
     if (saved == nullptr) { return status::stale_ticket; }
     if (saved->tokens > max_tokens) { return status::capacity_exceeded; }
     std::uint32_t const shared = shared_full_blocks(*saved, max_tokens);
-    status const opened = keeper_->open(row, prompt_tokens, max_tokens, shared);
+    status const opened = keeper_->open(row, prompt_tokens, max_tokens, keeps, shared);
     if (opened != status::ok) { return opened; }
     status result = take_over(row, *saved);
     if (result == status::ok) { result = keeper_->flush(); }
@@ -176,6 +184,40 @@ class sequence_mover {
     return result == status::ok ? keeper_->flush() : result;
   }
 
+  /// Brings every block of a row that offloads into slots: from then on it selects and recalls nothing. No recall of the row
+  /// is under way.
+  /// @status invalid_state: the row keeps its blocks already, or never offloads; capacity_exceeded: too few slots;
+  ///         transfer_failed, drain_timeout. The row is unchanged in these cases
+  template <class Mover>
+  status promote(row_id row, Mover& mover) noexcept
+  {
+    row_blocks& state = keeper_->rows_[to_index(row)];
+    if (state.keeps || !state.offloads) { return status::invalid_state; }
+    if (state.mode == row_mode::dense_resident) { return keeper_->keep_all(row); }
+    if (!keeper_->all_slots_fit(row)) { return status::capacity_exceeded; }
+    if (status const written = keeper_->wait_written(row, mover); written != status::ok) { return written; }
+    keeper_->tell_written(row);
+    if (status const quiet = keeper_->finish_exchanges(row); quiet != status::ok) { return quiet; }
+    if (status const flushed = keeper_->flush(); flushed != status::ok) { return flushed; }
+    if (status const read = read_contents(row, mover); read != status::ok) { return read; }
+    status result = begin_copies();
+    for_selected(row, [&](layer_id layer, lane_id lane) { fill_lane(result, row, layer, lane, mover); });
+    result = end_copies(result, mover, copy_direction::host_to_device);
+    for_selected(row, [&](layer_id layer, lane_id lane) {
+      if (result == status::ok) {
+        take_lane(row, layer, lane);
+      } else {
+        empty_lane(row, layer, lane);
+      }
+    });
+    if (result != status::ok) { return result; }
+    for (std::uint32_t i = 0; i < keeper_->budget_.ring; ++i) { keeper_->leases_.ring(row, i) = ring_place{}; }
+    state.mode = row_mode::sparse_resident;
+    state.keeps = true;
+    keeper_->keep_back(row, row_slots::all);
+    return keeper_->flush();
+  }
+
   /// Host blocks that a row restored from `saved` shares and so needs none of its own for.
   [[nodiscard]] std::uint32_t shared_full_blocks(saved_sequence const& saved, std::uint32_t max_tokens) const
   {
@@ -242,6 +284,124 @@ class sequence_mover {
   enum class home_id : std::int32_t {};  // a place for one digest extent on the host
 
   static constexpr std::uint32_t runs_per_call = 256;
+
+  // -- promotion
+
+  template <class F>
+  void for_selected(row_id row, F f) noexcept
+  {
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (keeper_->kind_of(layer) == layer_kind::selected) { f(layer, lane); }
+    });
+  }
+
+  /// The device's word on which slot holds each block of a lane, as read_contents left it.
+  [[nodiscard]] slot_id* contents(layer_id layer, lane_id lane) const
+  {
+    std::uint64_t const group = to_index(lane) % keeper_->geometry_.head_groups;
+    std::uint64_t const place = to_index(layer) * keeper_->geometry_.head_groups + group;
+    return contents_.template as<slot_id>() + place * keeper_->budget_.max_blocks;
+  }
+
+  template <class Mover>
+  status read_contents(row_id row, Mover& mover) noexcept
+  {
+    status result = begin_copies();
+    std::uint64_t const bytes = keeper_->rows_[to_index(row)].opened * sizeof(slot_id);
+    for_selected(row, [&](layer_id layer, lane_id lane) {
+      auto* const source = reinterpret_cast<std::byte*>(keeper_->books_.residency().slots_of_lane(layer, lane));
+      auto* const target = reinterpret_cast<std::byte*>(contents(layer, lane));
+      add(result, mover, copy_direction::device_to_host, {.target = target, .source = source, .bytes = bytes});
+    });
+    return end_copies(result, mover, copy_direction::device_to_host);
+  }
+
+  /// Calls f(slot) for each slot of a sparse lane: its lease and its ring.
+  template <class F>
+  void for_slots(layer_id layer, lane_id lane, F f) noexcept
+  {
+    lease_book& leases = keeper_->leases_;
+    for (std::uint32_t i = 0; i < leases.lease_count(layer, lane); ++i) { f(leases.lease(layer, lane)[i]); }
+    for (std::uint32_t i = 0; i < keeper_->budget_.ring; ++i) { f(leases.ring_slot(layer, lane, i)); }
+  }
+
+  [[nodiscard]] std::uint8_t& mark(layer_id layer, slot_id slot)
+  {
+    return slot_marks_[keeper_->pool_.ref().word(layer, slot)];
+  }
+
+  /// Chooses a slot for every block of a lane: where it is, or a slot of the lane without a block, or a free one; and
+  /// enqueues the copies into the latter two.
+  template <class Mover>
+  void fill_lane(status& result, row_id row, layer_id layer, lane_id lane, Mover& mover) noexcept
+  {
+    std::uint32_t const opened = keeper_->rows_[to_index(row)].opened;
+    slot_id const* const held = contents(layer, lane);
+    for (std::uint32_t b = 0; b < opened; ++b) {
+      keeper_->leases_.placed(layer, lane, b) = held[b];
+      if (!is_none(held[b])) { mark(layer, held[b]) = 1; }
+    }
+    std::uint32_t next = 0;
+    auto const next_missing = [&] {
+      while (next < opened && !is_none(held[next])) { ++next; }
+      return next < opened;
+    };
+    auto const fill = [&](slot_id slot) {
+      keeper_->leases_.placed(layer, lane, next) = slot;
+      add(
+        result, mover, copy_direction::host_to_device,
+        {.target = keeper_->pool_.ref().address(layer, slot),
+         .source = host_address(layer, lane, keeper_->sequences_[row].host_blocks[next]),
+         .bytes = keeper_->layout_.block_bytes});
+      ++next;
+    };
+    for_slots(layer, lane, [&](slot_id slot) {
+      if (mark(layer, slot) == 0 && next_missing()) { fill(slot); }
+    });
+    while (result == status::ok && next_missing()) {
+      slot_id const slot = keeper_->take_slot(layer);
+      if (is_none(slot)) {
+        result = status::capacity_exceeded;
+      } else {
+        fill(slot);
+      }
+    }
+    for (std::uint32_t b = 0; b < opened; ++b) {
+      if (!is_none(held[b])) { mark(layer, held[b]) = 0; }
+    }
+  }
+
+  /// The lane's blocks are where `placed` says: its lease ends, slots that hold nothing are free.
+  void take_lane(row_id row, layer_id layer, lane_id lane) noexcept
+  {
+    std::uint32_t const opened = keeper_->rows_[to_index(row)].opened;
+    slot_id const* const held = contents(layer, lane);
+    leased_slot const* const ended = keeper_->staging_.lease(compute_, lease_change{.layer = layer, .lane = lane});
+    if (ended == nullptr) { return; }  // the staging ring keeps the failure, and the flush returns it
+    for (std::uint32_t b = 0; b < opened; ++b) {
+      slot_id const slot = keeper_->leases_.placed(layer, lane, b);
+      mark(layer, slot) = 1;
+      if (is_none(held[b]) || b + keeper_->budget_.ring >= opened) { keeper_->tell_placed(row, layer, lane, b, slot); }
+    }
+    for_slots(layer, lane, [&](slot_id& slot) {
+      if (mark(layer, slot) == 0) { keeper_->free_slot(layer, slot); }
+      slot = none<slot_id>;
+    });
+    keeper_->leases_.lease_count(layer, lane) = 0;
+    for (std::uint32_t b = 0; b < opened; ++b) { mark(layer, keeper_->leases_.placed(layer, lane, b)) = 0; }
+  }
+
+  /// Takes back what fill_lane has given: the lane stays as it was.
+  void empty_lane(row_id row, layer_id layer, lane_id lane) noexcept
+  {
+    for_slots(layer, lane, [&](slot_id slot) { mark(layer, slot) = 1; });
+    for (std::uint32_t b = 0; b < keeper_->rows_[to_index(row)].opened; ++b) {
+      slot_id& slot = keeper_->leases_.placed(layer, lane, b);
+      if (!is_none(slot) && mark(layer, slot) == 0) { keeper_->free_slot(layer, slot); }
+      slot = none<slot_id>;
+    }
+    for_slots(layer, lane, [&](slot_id slot) { mark(layer, slot) = 0; });
+  }
 
   /// Whether windowed layers still have every block that a sequence of `tokens` tokens would read next.
   [[nodiscard]] bool windows_hold(row_id row, std::uint32_t tokens) noexcept
@@ -370,7 +530,8 @@ class sequence_mover {
       state.sent = state.written = state.dirty = sequence.sealed;
       if (status const covered = keeper_->cover_digests(row, saved.blocks); covered != status::ok) { return covered; }
     }
-    bool const sparse = state.offloads && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
+    bool const sparse =
+      state.offloads && !state.keeps && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
     if (sparse) {
       if (status const leased = keeper_->lease_empty(row, sequence.sealed, saved.blocks); leased != status::ok) {
         return leased;
@@ -572,6 +733,8 @@ class sequence_mover {
   free_list<home_id> home_free_;
   slab<B> home_;      // [places * extents of the longest row, extent_bytes] digests of saved sequences
   slab<B> previous_;  // [places, layers, head_groups, previous_words] the selections that the next ones favour
+  slab<B> contents_;  // [layers, head_groups, max_blocks] slots of the blocks of a row that is being promoted
+  std::vector<std::uint8_t> slot_marks_;  // [slot words] 0 between calls
   std::vector<copy_run> runs_;
 };
 

@@ -22,14 +22,17 @@ class step_meter {
   [[nodiscard]] step_sample const& last() const noexcept { return last_; }
 
   /// Ends the step's sample and begins the next one.
+  /// @param background words of the rows' background recalls, as `mailbox`
   /// @param written bytes written back since construction   @return false: the step had no rows, and its sample is dropped
   bool close(
-    row_mailbox const* mailbox, std::uint64_t step, std::uint32_t late_rows, std::uint64_t block_bytes,
-    std::uint64_t written, nanoseconds now) noexcept
+    row_mailbox const* mailbox, row_mailbox const* background, std::uint64_t step, std::uint32_t late_rows,
+    std::uint64_t block_bytes, std::uint64_t written, nanoseconds now) noexcept
   {
     std::uint64_t misses = 0;
     std::uint64_t hits = 0;
+    std::uint64_t brought = 0;
     for (std::size_t r = 0; r < totals_.size(); ++r) {
+      brought += device::load_relaxed(&background[r].total_misses);
       totals const total{
         .misses = device::load_relaxed(&mailbox[r].total_misses), .hits = device::load_relaxed(&mailbox[r].total_hits)};
       std::uint64_t const row_misses = total.misses - totals_[r].misses;
@@ -43,6 +46,8 @@ class step_meter {
     running_.recalled_blocks = misses;
     running_.recalled_bytes = misses * block_bytes;
     running_.selected_blocks = misses + hits;
+    running_.background_blocks = brought - brought_;
+    brought_ = brought;
     running_.written_bytes = written - written_;
     written_ = written;
     running_.late_rows = late_rows;
@@ -63,6 +68,7 @@ class step_meter {
   step_sample last_ = {};
   std::vector<totals> totals_;  // [rows] as they stood when the last sample ended
   std::uint64_t written_ = 0;
+  std::uint64_t brought_ = 0;
 };
 
 }  // namespace pulseinfer

@@ -281,7 +281,7 @@ class visit_queue {
         } else if (recalls_->copies_failed(r)) {
           static_cast<void>(recalls_->fail(r));
         }
-        bool const posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
+        bool posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
         if (posted && words.stalled != 0) {
           fail(row, status::stalled);
           continue;
@@ -289,6 +289,15 @@ class visit_queue {
         if (posted) {
           state.misses = words.misses + words.flying;
           state.bytes = words.bytes;
+        }
+        // Blocks that a background recall was to bring are waited for here, and were struck from the lists if they failed.
+        if (posted && words.flying != 0 && recalls_->background_failed(row)) {
+          recalls_->forgive_background(row);
+          if (!try_again(row)) {
+            fail(row, status::transfer_failed);
+            continue;
+          }
+          posted = false;
         }
         bool const arrived =
           device::load_acquire(&words.landed) == recalls_->number_of(row) || (posted && state.misses == 0);

@@ -21,6 +21,7 @@ struct counters {
   std::uint64_t selected_blocks = 0;
   std::uint64_t recalled_blocks = 0;
   std::uint64_t recalled_bytes = 0;
+  std::uint64_t background_blocks = 0;  ///< brought ahead of need
   std::uint64_t written_bytes = 0;
   std::uint64_t failed_transfers = 0;
   std::uint64_t thrash_steps = 0;         ///< see step_sample: over rows and steps
@@ -39,6 +40,7 @@ struct counters {
     selected_blocks += sample.selected_blocks;
     recalled_blocks += sample.recalled_blocks;
     recalled_bytes += sample.recalled_bytes;
+    background_blocks += sample.background_blocks;
     written_bytes += sample.written_bytes;
     failed_transfers += sample.failed_transfers;
     thrash_steps += sample.thrash_steps;
@@ -59,6 +61,7 @@ struct counters {
     selected_blocks += other.selected_blocks;
     recalled_blocks += other.recalled_blocks;
     recalled_bytes += other.recalled_bytes;
+    background_blocks += other.background_blocks;
     written_bytes += other.written_bytes;
     failed_transfers += other.failed_transfers;
     thrash_steps += other.thrash_steps;

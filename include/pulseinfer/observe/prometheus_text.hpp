@@ -61,6 +61,7 @@ inline void write_prometheus(std::ostream& out, counters const& c, std::string_v
   counter("selected_blocks_total", "Blocks that selections named.", number(c.selected_blocks));
   counter("recalled_blocks_total", "Blocks brought from the host.", number(c.recalled_blocks));
   counter("recalled_bytes_total", "Bytes brought from the host.", number(c.recalled_bytes));
+  counter("background_blocks_total", "Blocks brought ahead of need.", number(c.background_blocks));
   counter("written_bytes_total", "Bytes written back to the host.", number(c.written_bytes));
   counter("failed_transfers_total", "Recalls of a row that failed.", number(c.failed_transfers));
   counter("step_seconds_total", "Time in steps.", seconds(c.time));

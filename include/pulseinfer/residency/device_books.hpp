@@ -50,7 +50,8 @@ class device_books {
       previous_{words(backend, lane_layers() * previous_words())},
       landed_{words(backend, sizes.lanes() * sizes.max_selected)},
       entries_{words(backend, sizes.lanes() * sizes.max_selected * sizeof(recall_entry) / 4)},
-      lane_counts_{words(backend, sizes.lanes() * 6)},
+      lane_counts_{words(backend, sizes.lanes() * 7)},
+      expected_{words(backend, sizes.lanes() * sizes.max_selected)},
       spare_{backend, memory_space::pinned, lane_layers() * sizes.ring * sizeof(slot_id)},
       kept_{backend, memory_space::pinned, lane_layers() * sizes.max_selected * sizeof(block_id)}
   {
@@ -82,6 +83,7 @@ class device_books {
     fill(landed_, absent);
     fill(entries_, absent);
     fill(lane_counts_, 0);
+    fill(expected_, absent);
     return result;
   }
 
@@ -119,6 +121,15 @@ class device_books {
       .previous_words = previous_words()};
   }
 
+  /// What a prefetch expects to be selected: a list of its own, so that a demand of the same rows can be tried again.
+  [[nodiscard]] selection_ref expected() const noexcept
+  {
+    selection_ref expected = selection();
+    expected.ids = expected_.template as<block_id>();
+    expected.counts = lane_count(6);
+    return expected;
+  }
+
   [[nodiscard]] lane_table_ref table() const noexcept
   {
     return {
@@ -145,7 +156,7 @@ class device_books {
   {
     return info_.bytes() + step_.bytes() + host_blocks_.bytes() + slot_of_.bytes() + listed_.bytes() +
       slot_words_.bytes() + lease_.bytes() + lane_layer_counts_.bytes() + selected_.bytes() + previous_.bytes() +
-      landed_.bytes() + entries_.bytes() + lane_counts_.bytes();
+      landed_.bytes() + entries_.bytes() + lane_counts_.bytes() + expected_.bytes();
   }
 
  private:
@@ -173,7 +184,8 @@ class device_books {
   slab<B> previous_;           // [layers, lanes, previous_words]
   slab<B> landed_;             // [lanes, max_selected]
   slab<B> entries_;            // [lanes, max_selected]
-  slab<B> lane_counts_;        // [6, lanes] selected, landed, misses, hits, flying, stalled
+  slab<B> lane_counts_;        // [7, lanes] selected, landed, misses, hits, flying, stalled, expected
+  slab<B> expected_;           // [lanes, max_selected]
   slab<B> spare_;              // [layers, lanes, ring]
   slab<B> kept_;               // [layers, lanes, max_selected]
 };

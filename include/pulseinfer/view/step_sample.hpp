@@ -19,7 +19,8 @@ struct step_sample {
   std::uint64_t selected_blocks = 0;  ///< over rows and layers that selected
   std::uint64_t recalled_blocks = 0;
   std::uint64_t recalled_bytes = 0;
-  std::uint64_t written_bytes = 0;  ///< write-back
+  std::uint64_t background_blocks = 0;  ///< brought ahead of need; recalled_blocks does not count them
+  std::uint64_t written_bytes = 0;      ///< write-back
   std::uint64_t failed_transfers = 0;
   std::uint32_t thrash_steps =
     0;  ///< rows that recalled more blocks in this step than they found resident: their slots
