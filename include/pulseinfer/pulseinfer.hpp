@@ -152,6 +152,7 @@
 #include <pulseinfer/scheduler/replay_scheduler.hpp>
 #include <pulseinfer/scheduler/visit_order.hpp>
 
+#include <pulseinfer/admission/adaptive_admission.hpp>
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/admission/recorded_admission.hpp>
 

@@ -1,0 +1,191 @@
+#include <pulseinfer/admission/adaptive_admission.hpp>
+#include <pulseinfer/admission/recorded_admission.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+
+using namespace pulseinfer;
+
+namespace {
+
+/// A machine whose steps cost what the formulas of admission say, with noise: what the policy has to find out.
+struct plant {
+  double per_step = 4e-3;      // seconds
+  double per_row = 50e-6;      // seconds
+  double bytes_per_row = 5e6;  // recalled in a step
+  double spread = 0.35;        // of a row's bytes, relative
+  double exposed = 0.25;
+  double link = 50e9;
+  std::uint64_t seed = 1;
+
+  [[nodiscard]] double compute(std::uint32_t rows) const { return per_step + per_row * rows; }
+  [[nodiscard]] double time(std::uint32_t rows, double recall) const
+  {
+    double const c = compute(rows);
+    return std::max(c, recall) + exposed * std::min(c, recall);
+  }
+  [[nodiscard]] double throughput(std::uint32_t rows) const { return rows / time(rows, bytes_per_row * rows / link); }
+  [[nodiscard]] double best(std::uint32_t most) const
+  {
+    double best = 0.0;
+    for (std::uint32_t b = 1; b <= most; ++b) { best = std::max(best, throughput(b)); }
+    return best;
+  }
+};
+
+/// Requests wait all the time; none ends. Rows are let in as the policy says.
+class server {
+ public:
+  server(plant const& machine, adaptive_admission const& policy, std::uint32_t rows)
+    : machine{machine}, policy{policy}, random_{machine.seed}
+  {
+    free_.rows_total = rows;
+    free_.host_blocks_free = free_.host_blocks_total = 1U << 30U;
+    free_.slots_free = free_.slots_total = 1U << 30U;
+    free_.digest_extents_free = free_.digest_extents_total = 1U << 30U;
+  }
+
+  /// @return seconds of the step
+  double step()
+  {
+    while (running < free_.rows_total) {
+      free_.rows_running = running;
+      if (policy.admit({.max_tokens = 1000, .host_blocks = 10, .slots_decode = 10}, free_) != admission::admitted) {
+        break;
+      }
+      ++running;
+    }
+    std::normal_distribution<double> normal{0.0, 1.0};
+    double bytes = 0.0;
+    for (std::uint32_t i = 0; i < running; ++i) {
+      bytes += std::max(0.0, machine.bytes_per_row * (1.0 + machine.spread * normal(random_)));
+    }
+    double const recall = bytes / machine.link;
+    double const time = machine.time(running, recall);
+    step_sample sample{.rows = running, .recalled_bytes = static_cast<std::uint64_t>(bytes), .begin = now_};
+    sample.stalled = nanoseconds{static_cast<std::int64_t>((time - machine.compute(running)) * 1e9)};
+    now_ += nanoseconds{static_cast<std::int64_t>(time * 1e9)};
+    sample.end = now_;
+    policy.observe(sample);
+    return time;
+  }
+
+  plant machine;
+  adaptive_admission policy;
+  std::uint32_t running = 0;
+
+ private:
+  capacity free_ = {};
+  std::mt19937_64 random_;
+  nanoseconds now_{0};
+};
+
+}  // namespace
+
+TEST_SUITE("admission")
+{
+  TEST_CASE("steady load: throughput within 3 % of the best fixed number of rows in hindsight")
+  {
+    constexpr std::uint32_t most = 96;
+    for (double const bytes : {0.0, 1e6, 5e6, 20e6, 80e6}) {
+      for (double const per_row : {5e-6, 50e-6, 400e-6}) {
+        for (double const exposed : {0.05, 0.25, 0.8}) {
+          for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+            plant const machine{.per_row = per_row, .bytes_per_row = bytes, .exposed = exposed, .seed = seed};
+            server s{machine, {}, most};
+            for (int i = 0; i < 2000; ++i) { s.step(); }
+            CAPTURE(bytes);
+            CAPTURE(per_row);
+            CAPTURE(exposed);
+            CAPTURE(s.running);
+            CHECK(machine.throughput(s.running) >= 0.97 * machine.best(most));
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a target is kept in all but one step of a hundred, and most of what it allows is used")
+  {
+    for (double const target : {5e-3, 8e-3, 20e-3}) {
+      for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+        plant const machine{.bytes_per_row = 5e6, .seed = seed};
+        server s{machine, {.tpot_target = nanoseconds{static_cast<std::int64_t>(target * 1e9)}}, 400};
+        for (int i = 0; i < 1500; ++i) { s.step(); }
+        std::uint32_t missed = 0;
+        for (int i = 0; i < 1000; ++i) { missed += s.step() > target ? 1U : 0U; }
+        CAPTURE(target);
+        CAPTURE(s.running);
+        CHECK(missed <= 10);
+        std::uint32_t allowed = 0;
+        while (machine.time(allowed + 1, machine.bytes_per_row * (allowed + 1) / machine.link) <= target) { ++allowed; }
+        CHECK(s.running >= 0.85 * allowed);
+      }
+    }
+  }
+
+  TEST_CASE("where recalls grow, no further rows are let in; where they shrink again, they are")
+  {
+    plant machine{.bytes_per_row = 4e6};
+    server s{machine, {.tpot_target = nanoseconds{10'000'000}}, 400};
+    for (int i = 0; i < 1500; ++i) { s.step(); }
+    std::uint32_t const before = s.running;
+    s.machine.bytes_per_row *= 3.0;
+    for (int i = 0; i < 200; ++i) { s.step(); }
+    CHECK(s.running == before);
+    s.running = before / 2;  // requests end
+    for (int i = 0; i < 400; ++i) { s.step(); }
+    CHECK(s.running < before);
+    s.machine.bytes_per_row /= 3.0;
+    for (int i = 0; i < 1500; ++i) { s.step(); }
+    CHECK(s.running >= 0.9 * before);
+  }
+
+  TEST_CASE("memory comes first: what does not fit waits, what never fits is rejected")
+  {
+    adaptive_admission policy;
+    capacity const small{
+      .rows_total = 4,
+      .rows_running = 1,
+      .host_blocks_free = 5,
+      .slots_free = 8,
+      .slots_total = 100,
+      .host_blocks_total = 50};
+    CHECK(policy.admit({.host_blocks = 5, .slots_prefill = 8, .slots_decode = 4}, small) == admission::admitted);
+    CHECK(policy.admit({.host_blocks = 6, .slots_prefill = 8}, small) == admission::queued);
+    CHECK(policy.admit({.host_blocks = 51}, small) == admission::rejected);
+    CHECK(policy.admit({.slots_prefill = 101}, small) == admission::rejected);
+    CHECK(policy.admit({.digest_extents = 1}, small) == admission::rejected);
+  }
+
+  TEST_CASE("an idle system takes a request whatever was measured, so that nobody waits for ever")
+  {
+    adaptive_admission policy{.tpot_target = nanoseconds{1000}};
+    capacity const idle{.rows_total = 4, .slots_free = 8, .slots_total = 8};
+    policy.observe(
+      {.rows = 1, .recalled_bytes = 1U << 30U, .begin = nanoseconds{0}, .end = nanoseconds{1'000'000'000}});
+    CHECK(policy.admit({.slots_prefill = 8}, idle) == admission::admitted);
+    capacity busy = idle;
+    busy.rows_running = 1;
+    for (int i = 0; i < 100; ++i) {
+      policy.observe(
+        {.rows = 1, .recalled_bytes = 1U << 30U, .begin = nanoseconds{0}, .end = nanoseconds{1'000'000'000}});
+    }
+    CHECK(policy.admit({.slots_prefill = 8}, busy) == admission::queued);
+  }
+
+  TEST_CASE("samples that say nothing change nothing")
+  {
+    adaptive_admission policy;
+    policy.observe({});
+    policy.observe({.rows = 0, .begin = nanoseconds{0}, .end = nanoseconds{5}});
+    policy.observe({.rows = 3, .begin = nanoseconds{9}, .end = nanoseconds{9}});
+    CHECK(policy.measured.steps() == 0);
+    CHECK(policy.measured.forecast(4, 1.0, 1e9).time == 0.0);
+    CHECK(policy.pays(1000));
+  }
+}
