@@ -318,4 +318,32 @@ TEST_SUITE("manager")
     CHECK(selections[2] == selections[0]);
     CHECK(selections[3] == selections[0]);
   }
+
+  TEST_CASE("a long row that comes back keeping its blocks may give them up before its next step")
+  {
+    for (bool const away : {false, true}) {
+      rig_options options = options_of(2);
+      options.manager.slots = 300;
+      rig<hits_manager> r{options, six_blocks};
+      row_id row{};
+      REQUIRE(r.kv.open({.prompt_tokens = 4, .max_tokens = 100, .keep_resident = true}, row) == admission::admitted);
+      r.engine.assign(row, 1);
+      r.engine.prefill(row, 4, 4);
+      while (r.kv.tokens_of(row) < 70) { r.step({{.row = row}}); }
+      auto const history = r.engine.history_of(row);
+      if (away) {
+        saved_id saved;
+        REQUIRE(r.kv.preempt(row, saved) == status::ok);
+        REQUIRE(r.kv.resume(saved, row) == admission::admitted);
+        r.engine.assign(row, history);
+      }
+      CHECK(r.kv.mode_of(row) == row_mode::sparse_resident);
+      REQUIRE(r.kv.demote(row) == status::ok);
+      CHECK(r.kv.mode_of(row) == row_mode::sparse_offloaded);
+      CHECK(r.kv.audit() == "");
+      while (r.kv.tokens_of(row) < 100) { r.step({{.row = row}}); }
+      CHECK(r.kv.audit() == "");
+      r.close_all();
+    }
+  }
 }

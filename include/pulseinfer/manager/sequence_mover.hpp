@@ -530,9 +530,10 @@ class sequence_mover {
       state.sent = state.written = state.dirty = sequence.sealed;
       if (status const covered = keeper_->cover_digests(row, saved.blocks); covered != status::ok) { return covered; }
     }
-    bool const sparse =
-      state.offloads && !state.keeps && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
-    if (sparse) {
+    bool const selects = state.offloads && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
+    if (selects && state.keeps) {
+      state.mode = row_mode::sparse_resident;
+    } else if (selects) {
       if (status const leased = keeper_->lease_empty(row, sequence.sealed, saved.blocks); leased != status::ok) {
         return leased;
       }
