@@ -102,8 +102,9 @@ void add(std::vector<named_runner>& runners, char const* name, machine_setting s
 std::vector<named_runner> make_runners(std::uint64_t seed)
 {
   std::vector<named_runner> r;
-  add<hits_manager>(r, "hits first", {.step_tokens = 3, .depth = 1, .warm_up = true}, seed);
-  add<chosen_manager>(r, "chosen blocks", {.step_tokens = 2, .host_blocks = 60, .saved = 6}, seed);
+  add<hits_manager>(
+    r, "hits first", {.step_tokens = 3, .depth = 1, .slots = 170, .low_slots = 60, .warm_up = true}, seed);
+  add<chosen_manager>(r, "chosen blocks", {.step_tokens = 2, .host_blocks = 60, .saved = 6, .slots = 140}, seed);
   add<checked_manager>(r, "checked", {.block_tokens = 3, .head_groups = 2, .step_tokens = 5, .depth = 0}, seed);
   add<fragment_manager>(r, "planned on the host", {.block_tokens = 2, .recalls = 6, .warm_up = true}, seed);
   add<chosen_manager>(r, "mixed layers", {.step_tokens = 4, .depth = 1, .mixed_layers = true}, seed);
@@ -141,7 +142,7 @@ int soak(choices const& made)
   for (named_runner const& r : runners) { recalled += r.machine->recalled_blocks(); }
   std::printf("recalled blocks  %" PRIu64 "\n", recalled);
   std::printf("went well       ");
-  for (std::uint32_t a = 0; a <= static_cast<std::uint32_t>(machine_action::release); ++a) {
+  for (std::uint32_t a = 0; a <= static_cast<std::uint32_t>(machine_action::promote); ++a) {
     auto const action = static_cast<machine_action>(a);
     std::uint64_t sum = 0;
     for (named_runner const& r : runners) { sum += r.machine->well(action); }

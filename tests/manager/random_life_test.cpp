@@ -44,6 +44,8 @@ void live_randomly()
       .seed = *rc::gen::inRange(0U, 1000U)};
     if (*rc::gen::arbitrary<bool>()) { s.host_blocks = 16 + *rc::gen::inRange(0U, 48U); }
     if (s.recalls != 0) { s.recalls += rows; }
+    if (*rc::gen::arbitrary<bool>()) { s.low_slots = *rc::gen::inRange(1U, 200U); }
+    if (*rc::gen::arbitrary<bool>()) { s.slots = *rc::gen::inRange(400U, 1000U); }
     sequence_machine<Manager> machine{s};
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       if (!machine.run(numbers[i])) {
@@ -68,10 +70,11 @@ TEST_SUITE("manager")
 
   TEST_CASE("random operations reach what they are for")
   {
-    sequence_machine<chosen_manager> machine{{.step_tokens = 3, .depth = 1, .host_blocks = 60, .seed = 1}};
+    sequence_machine<chosen_manager> machine{
+      {.step_tokens = 3, .depth = 1, .host_blocks = 60, .slots = 250, .low_slots = 100, .seed = 1}};
     for (std::uint64_t number = 0; number < 6000; ++number) { REQUIRE_MESSAGE(machine.run(number), machine.fault()); }
     REQUIRE_MESSAGE(machine.finish(), machine.fault());
-    for (std::uint32_t a = 0; a <= static_cast<std::uint32_t>(machine_action::release); ++a) {
+    for (std::uint32_t a = 0; a <= static_cast<std::uint32_t>(machine_action::promote); ++a) {
       auto const action = static_cast<machine_action>(a);
       CAPTURE(name_of(action));
       CHECK(machine.went_well(action) > 30);

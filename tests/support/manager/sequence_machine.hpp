@@ -26,6 +26,8 @@ struct machine_setting {
   std::uint32_t host_blocks = 0;  ///< 0: all that may be needed
   std::uint32_t saved = 0;        ///< saved sequences at once; 0: as many as rows
   std::uint32_t recalls = 0;      ///< places of the ring; 0: the default
+  std::uint32_t slots = 0;        ///< 0: all rows decode, one prefills
+  std::uint32_t low_slots = 0;    ///< rows that keep their blocks are written back below so many free ones
   bool mixed_layers = false;      ///< selected, windowed, dense, selected; else three selected ones
   bool warm_up = false;
   std::uint64_t seed = 0;  ///< order of the streams
@@ -37,8 +39,8 @@ inline std::string name_of(machine_setting const& s)
   return "rows " + number(s.rows) + ", block_tokens " + number(s.block_tokens) + ", blocks " + number(s.blocks) +
     ", head_groups " + number(s.head_groups) + ", step_tokens " + number(s.step_tokens) + ", depth " + number(s.depth) +
     ", spare_slots " + number(s.spare_slots) + ", host_blocks " + number(s.host_blocks) + ", saved " + number(s.saved) +
-    ", recalls " + number(s.recalls) + (s.mixed_layers ? ", mixed layers" : "") + (s.warm_up ? ", warm_up" : "") +
-    ", seed " + number(s.seed);
+    ", recalls " + number(s.recalls) + ", slots " + number(s.slots) + ", low_slots " + number(s.low_slots) +
+    (s.mixed_layers ? ", mixed layers" : "") + (s.warm_up ? ", warm_up" : "") + ", seed " + number(s.seed);
 }
 
 enum class machine_action : std::uint8_t {
@@ -53,6 +55,8 @@ enum class machine_action : std::uint8_t {
   retain,
   adopt,
   release,
+  demote,
+  promote,
   run_some,
   poll,
   drain
@@ -72,6 +76,8 @@ inline char const* name_of(machine_action action)
     case machine_action::retain: return "retain";
     case machine_action::adopt: return "adopt";
     case machine_action::release: return "release";
+    case machine_action::demote: return "demote";
+    case machine_action::promote: return "promote";
     case machine_action::run_some: return "run_some";
     case machine_action::poll: return "poll";
     case machine_action::drain: return "drain";
@@ -114,16 +120,23 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     number_ = number;
     drawn_ = 0;
     // Steps are what everything else is about.
-    static constexpr machine_action actions[] = {
-      machine_action::step,        machine_action::step,     machine_action::step,   machine_action::step,
-      machine_action::step,        machine_action::step,     machine_action::step,   machine_action::step,
-      machine_action::step,        machine_action::step,     machine_action::step,   machine_action::ticket_step,
-      machine_action::ticket_step, machine_action::open,     machine_action::open,   machine_action::open,
-      machine_action::close,       machine_action::fork,     machine_action::fork,   machine_action::truncate,
-      machine_action::truncate,    machine_action::preempt,  machine_action::resume, machine_action::resume,
-      machine_action::retain,      machine_action::adopt,    machine_action::adopt,  machine_action::release,
-      machine_action::run_some,    machine_action::run_some, machine_action::poll,   machine_action::drain};
-    machine_action const action = actions[below(std::size(actions))];
+    struct weight {
+      machine_action action;
+      std::uint32_t times;
+    };
+    static constexpr weight weights[] = {
+      {machine_action::step, 11},   {machine_action::ticket_step, 2}, {machine_action::open, 3},
+      {machine_action::close, 1},   {machine_action::fork, 2},        {machine_action::truncate, 2},
+      {machine_action::preempt, 1}, {machine_action::resume, 2},      {machine_action::retain, 1},
+      {machine_action::adopt, 2},   {machine_action::release, 1},     {machine_action::demote, 1},
+      {machine_action::promote, 1}, {machine_action::run_some, 2},    {machine_action::poll, 1},
+      {machine_action::drain, 1}};
+    std::uint32_t sum = 0;
+    for (weight const& each : weights) { sum += each.times; }
+    std::uint32_t left = below(sum);
+    std::size_t place = 0;
+    for (; left >= weights[place].times; ++place) { left -= weights[place].times; }
+    machine_action const action = weights[place].action;
     ++done_[static_cast<std::size_t>(action)];
     switch (action) {
       case machine_action::open: open(); break;
@@ -137,6 +150,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       case machine_action::retain: save(false); break;
       case machine_action::adopt: bring_back(false); break;
       case machine_action::release: release(); break;
+      case machine_action::demote: demote(); break;
+      case machine_action::promote: promote(); break;
       case machine_action::run_some: run_some(); break;
       case machine_action::poll: kv_.poll(); break;
       case machine_action::drain: drain(); break;
@@ -176,6 +191,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   [[nodiscard]] std::uint64_t went_well(machine_action action) const { return well_[static_cast<std::size_t>(action)]; }
   [[nodiscard]] std::uint64_t recalled_blocks() const { return recalled_; }
   [[nodiscard]] std::uint64_t late_rows() const { return late_; }
+  [[nodiscard]] std::uint64_t prefetches() const { return prefetched_; }
 
  private:
   struct live {
@@ -236,6 +252,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       .quota_tokens = (budget_blocks(s) + open_blocks(s) - 1 + s.depth + s.spare_slots) * s.block_tokens,
       .write_back_depth = s.depth,
       .warm_up_queries = 3,
+      .slots = s.slots,
+      .write_back_below = s.low_slots,
       .host_blocks = s.host_blocks,
       .recalls = s.recalls,
       .saved_sequences = s.saved};
@@ -301,7 +319,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   {
     std::uint32_t const room = max_tokens() - least + 1;
     std::uint32_t const most = least + std::max(below(room), below(room));
-    return {.prompt_tokens = below(most + 1), .max_tokens = std::max(most, 1U)};
+    return {.prompt_tokens = below(most + 1), .max_tokens = std::max(most, 1U), .keep_resident = one_in(3)};
   }
 
   void open()
@@ -428,6 +446,27 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     well(machine_action::release);
   }
 
+  void demote()
+  {
+    if (live_.empty()) { return; }
+    live const& it = live_[below(live_.size())];
+    pulseinfer::status const said = kv_.demote(it.row);
+    if (kv_.is_late(it.row)) { require(said, pulseinfer::status::invalid_state, "demote of a late row"); }
+    if (said == pulseinfer::status::ok) { well(machine_action::demote); }
+    if (said != pulseinfer::status::ok && said != pulseinfer::status::invalid_state) { require(said, "demote"); }
+  }
+
+  void promote()
+  {
+    if (live_.empty()) { return; }
+    live const& it = live_[below(live_.size())];
+    pulseinfer::status const said = kv_.promote(it.row);
+    if (kv_.is_late(it.row)) { require(said, pulseinfer::status::invalid_state, "promote of a late row"); }
+    if (said == pulseinfer::status::ok) { well(machine_action::promote); }
+    bool const may_refuse = said == pulseinfer::status::invalid_state || said == pulseinfer::status::capacity_exceeded;
+    if (said != pulseinfer::status::ok && !may_refuse) { require(said, "promote"); }
+  }
+
   // -- time
 
   void run_some()
@@ -518,9 +557,17 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       "launch");
   }
 
+  /// A recall that was given up may fill slots of the lease for a while: a step that begins before its end could find too few.
+  void end_given_up()
+  {
+    if (given_up_) { require(kv_.drain(pulseinfer::no_deadline), "drain"); }
+    given_up_ = false;
+  }
+
   void step()
   {
     if (live_.empty()) { return; }
+    end_given_up();
     require(engine_.begin(draw_rows()), "begin_step");
     if (!fault_.empty()) { return; }
     if (kv_.rows().count != 0) { engine_.enter(kv_.first_layer(), still_open(kv_.rows())); }
@@ -546,11 +593,19 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     if (setting_.warm_up && !std::is_same_v<Selector, external_selector>) {
       require(kv_.warm_up(v.layer, rows, engine_.query_view()), "warm_up");
     }
+    if (!v.last && one_in(3) && !std::is_same_v<Selector, external_selector>) { prefetch(v.next, rows); }
     if (v.last) {
       require(backend_.synchronize(stream_), "synchronize");
     } else {
       engine_.enter(v.next, rows);
     }
+  }
+
+  void prefetch(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    pulseinfer::status const said = kv_.prefetch(layer, rows, engine_.query_view());
+    if (said != pulseinfer::status::busy) { require(said, "prefetch"); }
+    prefetched_ += said == pulseinfer::status::ok ? 1 : 0;
   }
 
   void end_step()
@@ -582,6 +637,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   {
     using namespace pulseinfer;
     if (live_.empty()) { return; }
+    end_given_up();
     std::vector<step_row> const drawn = draw_rows();
     if (drawn.empty()) { return; }
     require(engine_.begin(drawn), "begin_step");
@@ -606,6 +662,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
         if (one_in(2)) { run_some(); }
         require(kv_.abort(given), "abort");
         require(kv_.status_of(given), status::aborted, "status of what was given up");
+        given_up_ = true;
         if (one_in(3)) {  // nobody attends
           require(
             backend_.launch(stream_, host_function{[engine, layer, rows, now = engine_.note()] {
@@ -658,7 +715,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       kv_geometry const& g = kv_.geometry();
       if (g.group_of(layer).kind != layer_kind::selected) { return; }
       for (row_id const row : rows) {
-        if (kv_.mode_of(row) != row_mode::sparse_offloaded) { continue; }
+        row_mode const mode = kv_.mode_of(row);
+        if (mode != row_mode::sparse_offloaded && mode != row_mode::sparse_resident) { continue; }
         auto const& state = engine_.row(row);
         auto const blocks = static_cast<std::uint32_t>(blocks_of(state.begin + state.count, g.block_tokens));
         std::uint32_t const most = kv_.selector().budget_blocks(layer) - kv_.budget().open_blocks;
@@ -687,11 +745,13 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   std::vector<kept> kept_;
   std::deque<std::vector<pulseinfer::row_id>> lists_;  // rows of the visits of a step
   std::string fault_;
+  bool given_up_ = false;
   std::uint64_t number_ = 0;
   std::uint64_t drawn_ = 0;
   std::uint64_t sequences_ = 0;
   std::uint64_t recalled_ = 0;
   std::uint64_t late_ = 0;
+  std::uint64_t prefetched_ = 0;
   std::uint64_t closed_within_ = 0;
   std::uint64_t done_[action_count] = {};
   std::uint64_t well_[action_count] = {};
