@@ -172,6 +172,12 @@
 #include <pulseinfer/manager/visit_queue.hpp>
 #include <pulseinfer/manager/write_back_queue.hpp>
 
+#include <pulseinfer/workload/arrivals.hpp>
+#include <pulseinfer/workload/block_generator.hpp>
+#include <pulseinfer/workload/fixed_point.hpp>
+#include <pulseinfer/workload/miss_generator.hpp>
+#include <pulseinfer/workload/preset.hpp>
+
 #include <pulseinfer/observe/chrome_trace.hpp>
 #include <pulseinfer/observe/counters.hpp>
 #include <pulseinfer/observe/decision_file.hpp>
