@@ -107,7 +107,9 @@
 #  include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #  include <pulseinfer/backend/cpu/options.hpp>
 #  include <pulseinfer/backend/sim/compute_model.hpp>
+#  include <pulseinfer/backend/sim/control_cost.hpp>
 #  include <pulseinfer/backend/sim/link_model.hpp>
+#  include <pulseinfer/backend/sim/machine.hpp>
 #  include <pulseinfer/backend/sim/options.hpp>
 #  include <pulseinfer/backend/sim/sim_backend.hpp>
 #  include <pulseinfer/backend/scripted/script.hpp>

@@ -54,7 +54,7 @@ TEST_CASE("sim_backend charges an operation its launch and the longer of bytes a
   CHECK(end_of(backend, stream) == nanoseconds{1010});
   REQUIRE(backend.launch(stream, data_work(1000, 2500)) == status::ok);
   CHECK(end_of(backend, stream) == nanoseconds{1010 + 2510});
-  CHECK(backend.compute().busy() == nanoseconds{1010 + 2510});
+  CHECK(backend.busy(sim_resource::device) == nanoseconds{1010 + 2510});
 }
 
 TEST_CASE("sim_backend charges the link per operation, run and byte of each direction")
@@ -73,12 +73,12 @@ TEST_CASE("sim_backend charges the link per operation, run and byte of each dire
   CHECK(end_of(backend, stream) - begin == nanoseconds{100 + 2 * 5 + 300});
   REQUIRE(backend.launch(stream, gather(4000, 20)) == status::ok);
   CHECK(end_of(backend, stream) - begin == nanoseconds{410 + 100 + 20 * 5 + 4000});
-  CHECK(backend.link().busy(false) == nanoseconds{265 + 4200});
-  CHECK(backend.link().busy(true) == nanoseconds{410});
+  CHECK(backend.busy(sim_resource::to_device) == nanoseconds{265 + 4200});
+  CHECK(backend.busy(sim_resource::to_host) == nanoseconds{410});
   nanoseconds const before_device = backend.now();
   REQUIRE(backend.copy(stream, {runs, 2, copy_direction::device_to_device}) == status::ok);
   CHECK(end_of(backend, stream) - before_device == nanoseconds{100 + 2 * 5 + 2 * 150});
-  CHECK(backend.link().busy(false) == nanoseconds{265 + 4200});
+  CHECK(backend.busy(sim_resource::to_device) == nanoseconds{265 + 4200});
 }
 
 TEST_CASE("sim_backend lets link and device work at the same time, and each direction of the link one after another")
@@ -214,6 +214,117 @@ TEST_CASE("sim_backend observes a task from when it holds what it needs until it
   CHECK(empty.begin == observation::never);
 }
 
+TEST_CASE("sim_backend slows device and link where both are at work, for as long as they are")
+{
+  sim_options options = simple_options();
+  options.sharing.link_beside_compute[1] = 0.5;
+  options.sharing.compute_beside_link[1] = 0.8;
+  sim_backend backend{options};
+  auto const compute = backend.create_stream(), up = backend.create_stream();
+  observation computed, moved;
+  REQUIRE(backend.launch(compute, data_work(790), &computed) == status::ok);  // 800 ns alone
+  REQUIRE(backend.launch(up, gather(900, 0), &moved) == status::ok);          // 1000 ns alone
+  REQUIRE(backend.synchronize() == status::ok);
+  // Both until 1000, when the device is through; the link has done half of its work then.
+  CHECK(computed.end == nanoseconds{1000});
+  CHECK(moved.end == nanoseconds{1500});
+  CHECK(backend.busy(sim_resource::device) == nanoseconds{1000});
+  CHECK(backend.busy(sim_resource::to_device) == nanoseconds{1500});
+}
+
+TEST_CASE("sim_backend shares the link between directions as its table says for who moves")
+{
+  sim_options options = simple_options();
+  options.copies.to_host_bytes_per_s = options.kernels.to_host_bytes_per_s = 1e9;
+  options.sharing.both_ways[1][0] = {0.5, 0.8};  // a kernel reads, the copy engine writes
+  sim_backend backend{options};
+  auto const up = backend.create_stream(), down = backend.create_stream();
+  std::vector<std::byte> memory(1590);
+  copy_run const run{memory.data(), memory.data() + 795, 695};  // 800 ns alone
+  observation read, written;
+  REQUIRE(backend.launch(up, gather(900, 0), &read) == status::ok);
+  REQUIRE(backend.copy(down, {&run, 1, copy_direction::device_to_host}, &written) == status::ok);
+  REQUIRE(backend.synchronize() == status::ok);
+  CHECK(written.end == nanoseconds{1000});
+  CHECK(read.end == nanoseconds{1500});
+  // Two kernels do not disturb one another here.
+  nanoseconds const begin = backend.now();
+  REQUIRE(backend.launch(up, gather(900, 0), &read) == status::ok);
+  REQUIRE(backend.launch(down, gather(700, 0, true), &written) == status::ok);
+  REQUIRE(backend.synchronize() == status::ok);
+  CHECK(written.end - begin == nanoseconds{800});
+  CHECK(read.end - begin == nanoseconds{1000});
+}
+
+TEST_CASE("sim_backend charges a stream that had to wait its resumption, and a host that slept its waking")
+{
+  sim_options options = simple_options();
+  options.control = {nanoseconds{20}, nanoseconds{80}, nanoseconds{7}};
+  sim_backend backend{options};
+  auto const up = backend.create_stream(), compute = backend.create_stream();
+  auto const landed = backend.create_event();
+  observation seen;
+  REQUIRE(backend.launch(up, gather(900, 0)) == status::ok);
+  REQUIRE(backend.record(up, landed) == status::ok);
+  REQUIRE(backend.wait(compute, landed) == status::ok);
+  REQUIRE(backend.launch(compute, data_work(90), &seen) == status::ok);
+  REQUIRE(backend.wait_any({&landed, 1}, no_deadline) == status::ok);
+  CHECK(backend.now() == nanoseconds{1080});
+  REQUIRE(backend.synchronize() == status::ok);
+  CHECK(seen.begin == nanoseconds{1020});
+  CHECK(backend.now() == nanoseconds{1120});
+  // What has happened already is neither resumed from nor slept for.
+  REQUIRE(backend.wait(compute, landed) == status::ok);
+  REQUIRE(backend.launch(compute, data_work(90), &seen) == status::ok);
+  REQUIRE(backend.wait_any({&landed, 1}, no_deadline) == status::ok);
+  CHECK(backend.now() == nanoseconds{1120});
+  backend.charge_segment();
+  CHECK(backend.now() == nanoseconds{1127});
+  REQUIRE(backend.synchronize() == status::ok);
+  CHECK(seen.begin == nanoseconds{1120});
+  REQUIRE(backend.launch(up, gather(900, 0)) == status::ok);
+  REQUIRE(backend.record(up, landed) == status::ok);
+  nanoseconds const before = backend.now();
+  CHECK(backend.wait_any({&landed, 1}, before + nanoseconds{500}) == status::drain_timeout);
+  CHECK(backend.now() == before + nanoseconds{580});
+}
+
+TEST_CASE("sim_backend gives background pieces the link's free time, and none that another wants")
+{
+  struct pieces final : background_source {
+    std::uint64_t given = 0, most = 0;
+    std::vector<std::uint64_t> ended;
+    bool next(piece& p) noexcept override
+    {
+      if (given == most) { return false; }
+      p = {nanoseconds{300}, given++};
+      return true;
+    }
+    void done(std::uint64_t name) noexcept override { ended.push_back(name); }
+  };
+  pieces source;
+  source.most = 4;
+  sim_backend backend{simple_options()};
+  auto const up = backend.create_stream();
+  backend.set_background(&source);
+  backend.advance(nanoseconds{400});  // the first, and a third of the second
+  CHECK(source.ended.size() == 1);
+  observation seen;
+  REQUIRE(backend.launch(up, gather(900, 0), &seen) == status::ok);
+  backend.advance(nanoseconds{1000});
+  CHECK(seen.begin == nanoseconds{400});
+  CHECK(seen.end == nanoseconds{1400});
+  CHECK(source.ended.size() == 1);
+  backend.advance(nanoseconds{200});  // the rest of the second
+  CHECK(source.ended.size() == 2);
+  CHECK(backend.background_busy() == nanoseconds{600});
+  backend.advance(nanoseconds{10'000});
+  CHECK(source.ended == std::vector<std::uint64_t>{0, 1, 2, 3});
+  CHECK(backend.background_busy() == nanoseconds{1200});
+  CHECK(backend.busy(sim_resource::to_device) == nanoseconds{2200});
+  backend.set_background(nullptr);
+}
+
 TEST_CASE("sim_backend gives the same times for the same calls")
 {
   auto const run = [] {
@@ -253,6 +364,8 @@ TEST_CASE("sim_backend refuses rates that are not positive and sizes of 0")
   refused([](sim_options& o) { o.queue_depth = 0; });
   refused([](sim_options& o) { o.copies.to_device_bytes_per_s = 0.0; });
   refused([](sim_options& o) { o.kernels.to_host_bytes_per_s = -1.0; });
+  refused([](sim_options& o) { o.sharing.link_beside_compute[0] = 0.0; });
+  refused([](sim_options& o) { o.sharing.both_ways[1][0].to_host = -1.0; });
   refused([](sim_options& o) { o.compute.flops_per_s = std::numeric_limits<double>::quiet_NaN(); });
 }
 

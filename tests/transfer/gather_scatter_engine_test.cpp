@@ -51,7 +51,7 @@ TEST_SUITE("transfer")
     REQUIRE(backend.synchronize(stream) == status::ok);
     for (std::uint32_t place = 0; place < 3; ++place) { CHECK(scene.has_landed(place)); }
     CHECK(scene.difference() == "");
-    CHECK(backend.link().busy(false) > nanoseconds{0});
+    CHECK(backend.busy(sim_resource::to_device) > nanoseconds{0});
   }
 
   TEST_CASE("the first rows of a plan land while later ones still travel")

@@ -33,7 +33,8 @@ struct operation_cost {
   std::uint64_t link_bytes = 0;    ///< between host and device
   std::uint64_t link_runs = 0;     ///< contiguous pieces of them
   std::uint64_t flops = 0;
-  bool to_host = false;  ///< direction of link_bytes
+  bool to_host = false;        ///< direction of link_bytes
+  std::int64_t device_ns = 0;  ///< time on the device beside what the bytes and flops take, where that is known
 };
 
 /// An operation is trivially copyable, at most `max_operation_bytes` large, and called as op(group, item, scratch).

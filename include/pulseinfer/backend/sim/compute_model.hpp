@@ -1,6 +1,6 @@
 #pragma once
 
-/// What operations cost on the device, and who has its multiprocessors when.
+/// What operations cost on the device.
 
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/types.hpp>
@@ -11,7 +11,7 @@
 
 namespace pulseinfer {
 
-/// Cost of an operation on the device: per_launch + the longer of its bytes and its arithmetic.
+/// Cost of an operation on the device: per_launch + its known time + the longer of its bytes and its arithmetic.
 struct compute_cost {
   nanoseconds per_launch{0};
   double device_bytes_per_s = 0.0;
@@ -22,31 +22,32 @@ struct compute_cost {
   {
     double const moving = static_cast<double>(cost.device_bytes) / device_bytes_per_s;
     double const computing = static_cast<double>(cost.flops) / flops_per_s;
-    return per_launch + nanoseconds{static_cast<std::int64_t>(std::ceil(std::max(moving, computing) * 1e9))};
+    auto const working = static_cast<std::int64_t>(std::ceil(std::max(moving, computing) * 1e9));
+    return per_launch + nanoseconds{cost.device_ns + working};
   }
 };
 
 /// One H200: a copy in its memory was measured at 3.9 TB/s; dense 16-bit arithmetic at seven tenths of the data sheet.
 inline constexpr compute_cost h200_compute{std::chrono::microseconds{2}, 3.9e12, 690e12};
 
-/// Operations on data take the whole device and follow one another in the order in which they reach it. Those on metadata are
-/// small and run beside them.
-class compute_model {
- public:
-  /// Holds the device for `duration` as soon as it is free. @return the end
-  nanoseconds reserve(nanoseconds now, nanoseconds duration) noexcept
+/// What a decode step's layers take on the device, however many rows go through them together: each pass reads the layer's
+/// weights, and each row adds its part. A row's attention is `attention_share` of its part, spread evenly over the blocks that
+/// it selects; the attention of a part of them takes so much less.
+struct pass_cost {
+  nanoseconds per_pass{0};  ///< W: weights, and what is launched with them
+  nanoseconds per_row{0};   ///< c
+  double attention_share = 0.5;
+
+  /// The attention of rows over `share` of their selected blocks (summed over the rows).
+  [[nodiscard]] nanoseconds attention(double shares) const noexcept
   {
-    free_at_ = std::max(now, free_at_) + duration;
-    busy_ += duration;
-    return free_at_;
+    return nanoseconds{std::llround(static_cast<double>(per_row.count()) * attention_share * shares)};
   }
-
-  /// Time that the device was held or will be, over all reservations.
-  [[nodiscard]] nanoseconds busy() const noexcept { return busy_; }
-
- private:
-  nanoseconds free_at_{0};
-  nanoseconds busy_{0};
+  /// All else of a pass.
+  [[nodiscard]] nanoseconds rest(std::uint32_t rows) const noexcept
+  {
+    return per_pass + nanoseconds{std::llround(static_cast<double>(per_row.count()) * (1.0 - attention_share) * rows)};
+  }
 };
 
 }  // namespace pulseinfer

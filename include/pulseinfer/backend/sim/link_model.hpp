@@ -1,10 +1,9 @@
 #pragma once
 
-/// What it costs to move bytes between host and device, and who has the link when.
+/// What it costs to move bytes between host and device.
 
 #include <pulseinfer/types.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -33,24 +32,27 @@ inline constexpr link_cost pcie5_copy_engine{std::chrono::microseconds{3}, nanos
 /// is that of address translation.
 inline constexpr link_cost pcie5_kernel{std::chrono::microseconds{4}, nanoseconds{24}, 51.0e9, 52.3e9};
 
-/// One full-duplex link: in each direction operations follow one another in the order in which they reach it.
-class link_model {
- public:
-  /// Holds the direction for `duration` as soon as it is free. @return the end
-  nanoseconds reserve(nanoseconds now, bool to_host, nanoseconds duration) noexcept
-  {
-    nanoseconds& free_at = free_at_[to_host ? 1 : 0];
-    free_at = std::max(now, free_at) + duration;
-    busy_[to_host ? 1 : 0] += duration;
-    return free_at;
-  }
+/// Who moves bytes.
+enum class mover : std::uint8_t { copy_engine, kernel };
 
-  /// Time that the direction was held or will be, over all reservations.
-  [[nodiscard]] nanoseconds busy(bool to_host) const noexcept { return busy_[to_host ? 1 : 0]; }
-
- private:
-  nanoseconds free_at_[2] = {};
-  nanoseconds busy_[2] = {};
+/// What is left of a rate while something else is under way; 1: undisturbed.
+struct link_sharing {
+  struct rates {
+    double to_device = 1.0;
+    double to_host = 1.0;
+  };
+  /// [who moves to the device][who moves to the host at the same time], by `mover`.
+  rates both_ways[2][2] = {};
+  double link_beside_compute[2] = {1.0, 1.0};  ///< [mover] to the device, while the device computes
+  double compute_beside_link[2] = {1.0, 1.0};  ///< [mover] the device's rate, while bytes move to it
 };
+
+/// One H200 on PCIe 5.0 x16: rates of both directions at once, a gather of 8 thread groups beside a decode GEMM.
+inline constexpr link_sharing h200_sharing{
+  .both_ways =
+    {{{50.1 / 55.4, 50.9 / 55.3}, {27.5 / 55.4, 50.9 / 52.4}},
+     {{31.6 / 51.0, 47.7 / 55.3}, {28.0 / 51.0, 45.1 / 52.4}}},
+  .link_beside_compute = {54.5 / 55.2, 49.3 / 51.0},
+  .compute_beside_link = {1.0 / 1.055, 1.0 / 1.068}};
 
 }  // namespace pulseinfer

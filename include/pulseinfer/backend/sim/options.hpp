@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/memory_ledger.hpp>
 #include <pulseinfer/backend/sim/compute_model.hpp>
+#include <pulseinfer/backend/sim/control_cost.hpp>
 #include <pulseinfer/backend/sim/link_model.hpp>
 
 #include <cstddef>
@@ -22,6 +23,8 @@ struct sim_options {
   link_cost copies = pcie5_copy_engine;
   link_cost kernels = pcie5_kernel;
   compute_cost compute = h200_compute;
+  link_sharing sharing = {};
+  control_cost control = {};
 };
 
 }  // namespace pulseinfer

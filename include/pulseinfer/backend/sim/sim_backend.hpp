@@ -8,6 +8,7 @@
 #include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/sim/compute_model.hpp>
 #include <pulseinfer/backend/sim/link_model.hpp>
+#include <pulseinfer/backend/sim/machine.hpp>
 #include <pulseinfer/backend/sim/options.hpp>
 #include <pulseinfer/backend/task_queue.hpp>
 #include <pulseinfer/concepts/backend.hpp>
@@ -27,11 +28,13 @@
 namespace pulseinfer {
 
 /// Virtual time starts at 0 and moves only in wait_any, synchronize, advance, destroy_stream and when a queue is full: the host
-/// itself takes no time unless it says so by advance(). Both memory spaces are host memory.
+/// itself takes no time unless it says so by advance(), and what options.control charges it. Both memory spaces are host
+/// memory.
 ///
 /// A task starts when its stream comes to it and then holds what it needs: an operation on metadata nothing, one on data the
 /// device, one that moves link bytes or a copy between host and device its direction of the link (model: sim/link_model.hpp,
-/// sim/compute_model.hpp). Its cost is read when it starts, and what it does to memory happens when it ends. Operations on
+/// sim/compute_model.hpp). Device and link serve one holder at a time each, at rates that depend on what the others do
+/// (options.sharing). A task's cost is read when it starts, and what it does to memory happens when it ends. Operations on
 /// metadata always run; operations on data and copies only with `move_data`. Of streams that start at the same time the more
 /// urgent goes first, then the lower index; so the same calls give the same run.
 ///
@@ -52,6 +55,7 @@ class sim_backend {
   explicit sim_backend(sim_options options = {})
     : options_{checked(options)},
       ledger_{options.memory},
+      machine_{options.max_streams, options.sharing},
       stream_handles_{options.max_streams},
       event_handles_{options.max_events},
       streams_(options.max_streams),
@@ -154,12 +158,17 @@ class sim_backend {
   status wait_any(std::span<event_ref const> events, nanoseconds deadline) noexcept
   {
     if (events.empty()) { return status::invalid_argument; }
-    return advance_until(deadline, [&] {
+    auto const any_done = [&] {
       for (event_ref const event : events) {
         if (done(event) != event_state::pending) { return true; }
       }
       return false;
-    });
+    };
+    settle();
+    if (any_done()) { return status::ok; }
+    status const woke = advance_until(deadline, any_done);
+    advance(options_.control.wake);
+    return woke;
   }
 
   // Memory ------------------------------------------------------------------------------------------------------------
@@ -190,8 +199,16 @@ class sim_backend {
     static_cast<void>(advance_until(now_ + time, [] { return false; }));
   }
 
-  [[nodiscard]] link_model const& link() const noexcept { return link_; }
-  [[nodiscard]] compute_model const& compute() const noexcept { return compute_; }
+  /// The host launches a segment.
+  void charge_segment() noexcept { advance(options_.control.host_per_segment); }
+
+  /// Time that a resource has been held so far, at whatever rate.
+  [[nodiscard]] nanoseconds busy(sim_resource resource) const noexcept { return machine_.busy(resource); }
+  /// The part of busy(sim_resource::to_device) that background pieces took.
+  [[nodiscard]] nanoseconds background_busy() const noexcept { return machine_.background_busy(); }
+
+  /// Gives the link's free time to `source`, which must outlive the backend or be taken away by a null pointer.
+  void set_background(background_source* source) noexcept { machine_.set_background(source); }
 
   // Set-up and tests --------------------------------------------------------------------------------------------------
 
@@ -221,8 +238,13 @@ class sim_backend {
 
     detail::task_queue queue;
     stream_priority priority = stream_priority::normal;
-    bool running = false;  // its front task has started
-    nanoseconds end{0};    // when running
+    bool running = false;       // its front task has started
+    bool holds = false;         // ... and holds the device or the link: it ends when that says so
+    bool blocked = false;       // its front is a wait that was not reached when the stream came to it
+    nanoseconds begin{0};       // when running
+    nanoseconds end{0};         // when running and holding nothing
+    nanoseconds not_before{0};  // the next task starts then at the earliest
+    operation_cost cost = {};   // when running
   };
 
   [[nodiscard]] static sim_options const& checked(sim_options const& options)
@@ -242,6 +264,14 @@ class sim_backend {
     positive(options.kernels.to_host_bytes_per_s, "kernels.to_host_bytes_per_s");
     positive(options.compute.device_bytes_per_s, "compute.device_bytes_per_s");
     positive(options.compute.flops_per_s, "compute.flops_per_s");
+    for (std::size_t up = 0; up < 2; ++up) {
+      positive(options.sharing.link_beside_compute[up], "sharing.link_beside_compute");
+      positive(options.sharing.compute_beside_link[up], "sharing.compute_beside_link");
+      for (link_sharing::rates const& both : options.sharing.both_ways[up]) {
+        positive(both.to_device, "sharing.both_ways.to_device");
+        positive(both.to_host, "sharing.both_ways.to_host");
+      }
+    }
     return options;
   }
 
@@ -273,12 +303,12 @@ class sim_backend {
   {
     settle();
     while (!ready()) {
-      stream_state const* const next = next_to_end();
-      if (next == nullptr || next->end > deadline) {
+      nanoseconds const next = next_change();
+      if (next == nanoseconds::max() || next > deadline) {
         if (deadline != no_deadline && deadline > now_) { now_ = deadline; }
         return status::drain_timeout;
       }
-      if (next->end > now_) { now_ = next->end; }
+      if (next > now_) { now_ = next; }
       settle();
     }
     return status::ok;
@@ -293,41 +323,74 @@ class sim_backend {
     while (changed) {
       changed = false;
       for (stream_priority const priority : {stream_priority::high, stream_priority::normal, stream_priority::low}) {
-        for (auto const& stream : streams_) {
-          if (stream && stream->priority == priority) { changed = start_front(*stream) || changed; }
+        for (std::uint32_t i = 0; i < streams_.size(); ++i) {
+          if (streams_[i] && streams_[i]->priority == priority) { changed = start_front(i) || changed; }
         }
       }
-      for (stream_state* next = next_to_end(); next != nullptr && next->end <= now_; next = next_to_end()) {
-        end_front(*next);
-        changed = true;
-      }
+      machine_.fill(now_);
+      changed = end_fronts() || changed;
     }
     settling_ = false;
   }
 
-  [[nodiscard]] stream_state* next_to_end() noexcept
+  /// The next time at which something ends or may start.
+  [[nodiscard]] nanoseconds next_change() const noexcept
   {
-    stream_state* next = nullptr;
+    nanoseconds next = machine_.next_end();
     for (auto const& stream : streams_) {
-      if (stream && stream->running && (next == nullptr || stream->end < next->end)) { next = stream.get(); }
+      if (!stream || stream->queue.empty()) { continue; }
+      if (stream->running && !stream->holds) { next = std::min(next, stream->end); }
+      if (!stream->running && stream->not_before > now_) { next = std::min(next, stream->not_before); }
     }
     return next;
   }
 
-  /// @return false when the stream's front has started before or can't start
-  bool start_front(stream_state& stream) noexcept
+  /// Ends all that is through at now(), in the order of time. @return whether anything was
+  bool end_fronts() noexcept
   {
-    if (stream.running || stream.queue.empty()) { return false; }
+    bool any = false;
+    for (;;) {
+      stream_state* next = nullptr;
+      for (auto const& stream : streams_) {
+        bool const ends = stream && stream->running && !stream->holds && stream->end <= now_;
+        if (ends && (next == nullptr || stream->end < next->end)) { next = stream.get(); }
+      }
+      if (next == nullptr) {
+        bool more = false;
+        nanoseconds begin{0};
+        std::uint32_t const holder = machine_.take_ended(now_, begin, more);
+        if (!more) { return any; }
+        any = true;
+        if (holder == detail::sim_machine::nobody) { continue; }
+        next = streams_[holder].get();
+        next->begin = begin;
+      }
+      any = true;
+      end_front(*next);
+    }
+  }
+
+  /// @return false when the stream's front has started before or can't start
+  bool start_front(std::uint32_t index) noexcept
+  {
+    stream_state& stream = *streams_[index];
+    if (stream.running || stream.queue.empty() || stream.not_before > now_) { return false; }
     detail::task const& front = stream.queue.front();
     switch (front.kind) {
       case detail::task_kind::wait:
-        if (!reached(front.until)) { return false; }
+        if (!reached(front.until)) {
+          stream.blocked = true;
+          return false;
+        }
+        if (stream.blocked) { stream.not_before = now_ + options_.control.resume; }
+        stream.blocked = false;
         stream.queue.pop();
         return true;
-      case detail::task_kind::operation: charge_operation(stream, front.operation); break;
-      case detail::task_kind::copy: charge_copy(stream, front); break;
+      case detail::task_kind::operation: start_operation(stream, index, front.operation); break;
+      case detail::task_kind::copy: start_copy(stream, index, front); break;
     }
     stream.running = true;
+    if (front.observed != nullptr) { *front.observed = {now_, observation::never, stream.cost}; }
     return true;
   }
 
@@ -335,6 +398,7 @@ class sim_backend {
   {
     stream.running = false;
     detail::task const& front = stream.queue.front();
+    if (front.observed != nullptr) { *front.observed = {stream.begin, now_, stream.cost}; }
     if (front.kind == detail::task_kind::operation) {
       if (options_.move_data || front.operation.kind() == operation_kind::metadata) {
         front.operation.run(stream.queue.scratch());
@@ -345,45 +409,55 @@ class sim_backend {
     stream.queue.pop();
   }
 
-  void charge_operation(stream_state& stream, detail::stored_operation const& op) noexcept
+  void start_operation(stream_state& stream, std::uint32_t index, detail::stored_operation const& op) noexcept
   {
     operation_cost const cost = op.cost();
-    nanoseconds took = options_.compute.duration(cost);
+    nanoseconds const working = options_.compute.duration(cost);
     if (cost.link_bytes > 0) {
-      took = std::max(took, options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host));
-      stream.end = link_.reserve(now_, cost.to_host, took);
+      nanoseconds const moving = options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host);
+      hold(
+        stream, index, cost.to_host ? sim_resource::to_host : sim_resource::to_device, mover::kernel,
+        std::max(working, moving), cost);
+    } else if (op.kind() == operation_kind::metadata) {
+      run_alone(stream, working, cost);
     } else {
-      stream.end = op.kind() == operation_kind::metadata ? now_ + took : compute_.reserve(now_, took);
+      hold(stream, index, sim_resource::device, mover::kernel, working, cost);
     }
-    observe(stream, took, cost);
   }
 
-  void charge_copy(stream_state& stream, detail::task const& copy) noexcept
+  void start_copy(stream_state& stream, std::uint32_t index, detail::task const& copy) noexcept
   {
     operation_cost const cost = stream.queue.cost_of(copy);
-    nanoseconds took = options_.copies.duration(copy.runs, cost.link_bytes, cost.to_host);
+    nanoseconds const took = options_.copies.duration(copy.runs, cost.link_bytes, cost.to_host);
     if (copy.direction == copy_direction::device_to_device) {
-      took += options_.compute.duration(cost) - options_.compute.per_launch;
-      stream.end = now_ + took;
+      run_alone(stream, took + options_.compute.duration(cost) - options_.compute.per_launch, cost);
     } else {
-      stream.end = link_.reserve(now_, cost.to_host, took);
+      hold(
+        stream, index, cost.to_host ? sim_resource::to_host : sim_resource::to_device, mover::copy_engine, took, cost);
     }
-    observe(stream, took, cost);
   }
 
-  /// Begin is when the task gets what it needs, not when its stream came to it.
-  static void observe(stream_state const& stream, nanoseconds took, operation_cost const& cost) noexcept
+  void run_alone(stream_state& stream, nanoseconds took, operation_cost const& cost) noexcept
   {
-    if (observation* const observed = stream.queue.front().observed; observed != nullptr) {
-      *observed = {stream.end - took, stream.end, cost};
-    }
+    stream.cost = cost;
+    stream.holds = false;
+    stream.begin = now_;
+    stream.end = now_ + took;
+  }
+
+  void hold(
+    stream_state& stream, std::uint32_t index, sim_resource resource, mover by, nanoseconds work,
+    operation_cost const& cost) noexcept
+  {
+    stream.cost = cost;
+    stream.holds = true;
+    machine_.request(now_, resource, index, by, work);
   }
 
   sim_options options_;
   nanoseconds now_{0};
   memory_ledger ledger_;
-  link_model link_;
-  compute_model compute_;
+  detail::sim_machine machine_;
   std::uint64_t next_order_ = 0;
   bool settling_ = false;
   handle_table<stream_tag> stream_handles_;
