@@ -108,6 +108,7 @@
 #  include <pulseinfer/backend/cpu/options.hpp>
 #  include <pulseinfer/backend/sim/compute_model.hpp>
 #  include <pulseinfer/backend/sim/control_cost.hpp>
+#  include <pulseinfer/backend/sim/counts_backend.hpp>
 #  include <pulseinfer/backend/sim/link_model.hpp>
 #  include <pulseinfer/backend/sim/machine.hpp>
 #  include <pulseinfer/backend/sim/options.hpp>

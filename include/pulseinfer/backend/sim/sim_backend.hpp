@@ -6,6 +6,7 @@
 #include <pulseinfer/backend/host_memory.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
 #include <pulseinfer/backend/observation.hpp>
+#include <pulseinfer/backend/reserved_pages.hpp>
 #include <pulseinfer/backend/sim/compute_model.hpp>
 #include <pulseinfer/backend/sim/link_model.hpp>
 #include <pulseinfer/backend/sim/machine.hpp>
@@ -60,7 +61,9 @@ class sim_backend {
       event_handles_{options.max_events},
       streams_(options.max_streams),
       events_(options.max_events)
-  {}
+  {
+    by_urgency_.reserve(options.max_streams);
+  }
 
   sim_backend(sim_backend const&) = delete;
   sim_backend& operator=(sim_backend const&) = delete;
@@ -85,6 +88,12 @@ class sim_backend {
       }
     }
     place->priority = priority;
+    by_urgency_.clear();
+    for (stream_priority const urgency : {stream_priority::high, stream_priority::normal, stream_priority::low}) {
+      for (std::uint32_t i = 0; i < streams_.size(); ++i) {
+        if (streams_[i] && streams_[i]->priority == urgency) { by_urgency_.push_back(i); }
+      }
+    }
     return *handle;
   }
 
@@ -173,15 +182,26 @@ class sim_backend {
 
   // Memory ------------------------------------------------------------------------------------------------------------
 
+  /// Large memory is addresses alone until it is written to: a simulated pool may be larger than the machine's memory.
   /// @return 256-byte aligned, contents undefined; nullptr for 0 bytes   @throws resource_error with the numbers
   [[nodiscard]] void* allocate(memory_space space, std::size_t bytes)
   {
-    return detail::allocate_host_memory(ledger_, space, bytes);
+    if (bytes < reserved_from) { return detail::allocate_host_memory(ledger_, space, bytes); }
+    ledger_.take(space, bytes);
+    void* const memory = detail::reserve_pages(bytes);
+    if (memory != nullptr) { return memory; }
+    ledger_.give_back(space, bytes);
+    throw resource_error{std::string{name_of(space)} + " memory: no addresses for " + std::to_string(bytes) + " B"};
   }
 
   void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
   {
-    detail::deallocate_host_memory(ledger_, space, pointer, bytes);
+    if (bytes < reserved_from) {
+      detail::deallocate_host_memory(ledger_, space, pointer, bytes);
+    } else if (pointer != nullptr) {
+      detail::give_pages_back(pointer, bytes);
+      ledger_.give_back(space, bytes);
+    }
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
@@ -233,6 +253,8 @@ class sim_backend {
   [[nodiscard]] std::uint32_t live_events() const noexcept { return event_handles_.live(); }
 
  private:
+  static constexpr std::size_t reserved_from = std::size_t{16} << 20U;
+
   struct stream_state {
     explicit stream_state(detail::queue_sizes sizes) : queue{sizes} {}
 
@@ -291,9 +313,15 @@ class sim_backend {
     if (!stream_handles_.valid(stream)) { return status::invalid_argument; }
     if (nothing) { return status::ok; }
     detail::task_queue& queue = streams_[stream.index]->queue;
-    if (advance_until(no_deadline, [&] { return queue.has_place(copy_runs); }) != status::ok) { return status::busy; }
+    if (!queue.has_place(copy_runs)) {
+      auto const has_place = [&] { return queue.has_place(copy_runs); };
+      if (advance_until(no_deadline, has_place) != status::ok) {
+        return status::busy;
+      }
+    }
+    bool const idle = queue.empty();
     push(queue, next_order_++);
-    settle();
+    if (idle) { settle(); }  // else what stands before it has to end first
     return status::ok;
   }
 
@@ -322,11 +350,7 @@ class sim_backend {
     bool changed = true;
     while (changed) {
       changed = false;
-      for (stream_priority const priority : {stream_priority::high, stream_priority::normal, stream_priority::low}) {
-        for (std::uint32_t i = 0; i < streams_.size(); ++i) {
-          if (streams_[i] && streams_[i]->priority == priority) { changed = start_front(i) || changed; }
-        }
-      }
+      for (std::uint32_t const stream : by_urgency_) { changed = start_front(stream) || changed; }
       machine_.fill(now_);
       changed = end_fronts() || changed;
     }
@@ -337,8 +361,9 @@ class sim_backend {
   [[nodiscard]] nanoseconds next_change() const noexcept
   {
     nanoseconds next = machine_.next_end();
-    for (auto const& stream : streams_) {
-      if (!stream || stream->queue.empty()) { continue; }
+    for (std::uint32_t const i : by_urgency_) {
+      stream_state const* const stream = streams_[i].get();
+      if (stream->queue.empty()) { continue; }
       if (stream->running && !stream->holds) { next = std::min(next, stream->end); }
       if (!stream->running && stream->not_before > now_) { next = std::min(next, stream->not_before); }
     }
@@ -351,9 +376,10 @@ class sim_backend {
     bool any = false;
     for (;;) {
       stream_state* next = nullptr;
-      for (auto const& stream : streams_) {
-        bool const ends = stream && stream->running && !stream->holds && stream->end <= now_;
-        if (ends && (next == nullptr || stream->end < next->end)) { next = stream.get(); }
+      for (std::uint32_t const i : by_urgency_) {
+        stream_state* const stream = streams_[i].get();
+        bool const ends = stream->running && !stream->holds && stream->end <= now_;
+        if (ends && (next == nullptr || stream->end < next->end)) { next = stream; }
       }
       if (next == nullptr) {
         bool more = false;
@@ -414,10 +440,11 @@ class sim_backend {
     operation_cost const cost = op.cost();
     nanoseconds const working = options_.compute.duration(cost);
     if (cost.link_bytes > 0) {
-      nanoseconds const moving = options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host);
+      nanoseconds const moving = options_.kernels.duration(cost.link_runs, cost.link_bytes, cost.to_host) -
+        (cost.continues ? options_.kernels.per_operation : nanoseconds{0});
       hold(
         stream, index, cost.to_host ? sim_resource::to_host : sim_resource::to_device, mover::kernel,
-        std::max(working, moving), cost);
+        cost.continues ? moving : std::max(working, moving), cost);
     } else if (op.kind() == operation_kind::metadata) {
       run_alone(stream, working, cost);
     } else {
@@ -464,6 +491,7 @@ class sim_backend {
   handle_table<event_tag> event_handles_;
   std::vector<std::unique_ptr<stream_state>> streams_;  // [max_streams], made when first asked for
   std::vector<detail::stream_position> events_;         // [max_events] where each was recorded
+  std::vector<std::uint32_t> by_urgency_ = {};          // streams that have been made, in the order in which they start
 };
 
 static_assert(observed_backend<sim_backend>);

@@ -1,0 +1,226 @@
+#pragma once
+
+/// Runs the decoding of a batch on a counts_backend, under the very manager of the other backends, and holds it against its
+/// bound.
+
+#include <pulseinfer/admission/fixed_admission.hpp>
+#include <pulseinfer/backend/sim/counts_backend.hpp>
+#include <pulseinfer/concepts/layer_scheduler.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/transfer/gather_scatter_engine.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/workload/counted_workload.hpp>
+#include <pulseinfer/workload/miss_generator.hpp>
+#include <pulseinfer/workload/timed_engine.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pulseinfer {
+
+struct decode_options {
+  workload_options workload = {};
+  foresight_options foresight = {};  ///< block_time is filled in
+  engine_cost engine = {};           ///< per_pass holds the select chain too
+  sim_options machine = {};
+  counts_options counts = {};
+  std::uint64_t block_bytes = 65536;
+  std::uint32_t rows_per_landing = 1;
+  std::uint32_t steps = 32;       ///< measured
+  std::uint32_t warm_steps = 4;   ///< before them
+};
+
+/// Sums over the measured steps. The bound: nothing that does this work is through earlier.
+struct decode_result {
+  std::uint64_t tokens = 0;
+  nanoseconds time{0};
+  nanoseconds compute{0};  ///< C: every layer runs once for the whole batch
+  nanoseconds link{0};     ///< R: every miss travels, one operation a layer
+  nanoseconds chain{0};    ///< D: the longest chain of one request, alone
+  std::vector<nanoseconds> steps = {};
+  std::uint64_t visits = 0;
+  std::uint64_t passes = 0;
+  std::uint64_t waits = 0;
+  std::uint64_t late_rows = 0;
+  nanoseconds device_busy{0};
+  nanoseconds link_busy{0};
+  workload_totals totals = {};
+  std::vector<float> skipped = {};  ///< of each plan, where something was deferred
+
+  [[nodiscard]] nanoseconds bound() const noexcept { return std::max({compute, link, chain}); }
+  [[nodiscard]] double efficiency() const noexcept
+  {
+    return static_cast<double>(bound().count()) / static_cast<double>(time.count());
+  }
+  [[nodiscard]] double tokens_per_second() const noexcept
+  {
+    return static_cast<double>(tokens) * 1e9 / static_cast<double>(time.count());
+  }
+  /// @param share in [0, 1)
+  [[nodiscard]] nanoseconds step_time(double share) const
+  {
+    if (steps.empty()) { return nanoseconds{0}; }
+    std::vector<nanoseconds> sorted = steps;
+    std::ranges::sort(sorted);
+    return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size()))];
+  }
+};
+
+/// Blocks that a batch misses in each of its measured steps, at least: what a run of the same options will ask for.
+[[nodiscard]] inline double mean_misses(decode_options const& options)
+{
+  miss_generator generator{options.workload};
+  std::uint64_t sum = 0;
+  for (std::uint32_t step = 0; step < options.warm_steps + options.steps; ++step) {
+    generator.next_step();
+    if (step < options.warm_steps) { continue; }
+    for (std::uint32_t row = 0; row < options.workload.rows; ++row) {
+      for (std::uint32_t layer = 0; layer < options.workload.layers; ++layer) {
+        sum += generator.misses(static_cast<row_id>(row), static_cast<layer_id>(layer));
+      }
+    }
+  }
+  return static_cast<double>(sum) / options.steps;
+}
+
+namespace detail {
+
+/// What a run notes in stream order.
+struct decode_notes {
+  miss_generator* generator = nullptr;
+  counted_workload* workload = nullptr;
+  std::vector<float>* skipped = nullptr;
+  nanoseconds alone{0};  ///< a request's layers without the others
+  nanoseconds block_time{0};
+  nanoseconds longest{0};
+  nanoseconds chain{0};
+  bool measured = false;
+  workload_totals before = {};
+  std::vector<nanoseconds> ends = {};  ///< of the last step that is not measured, and of those that are
+
+  void begin(row_id row)
+  {
+    workload->begin_step(row);
+    std::uint64_t misses = 0;
+    for (std::uint32_t layer = 0; layer < generator->options().layers; ++layer) {
+      misses += generator->misses(row, static_cast<layer_id>(layer));
+    }
+    longest = std::max(longest, alone + block_time * static_cast<std::int64_t>(misses));
+  }
+
+  void end(nanoseconds now, bool from_here)
+  {
+    if (measured) {
+      chain += longest;
+    } else if (from_here) {
+      before = workload->totals();
+      workload->skipped = skipped;
+    }
+    measured = from_here;
+    longest = nanoseconds{0};
+    if (measured) { ends.push_back(now); }
+  }
+};
+
+}  // namespace detail
+
+/// @throws configuration_error; error where the manager refuses a step
+template <layer_scheduler Scheduler>
+[[nodiscard]] decode_result simulate_decode(decode_options const& options, Scheduler const& scheduler)
+{
+  using manager = offload_manager<counts_backend, counted_selector, gather_scatter_engine, Scheduler, fixed_admission>;
+  std::uint32_t const rows = options.workload.rows;
+  std::uint32_t const layers = options.workload.layers;
+  auto const check = [](status s, char const* call) {
+    if (s != status::ok) { throw error{s, call}; }
+  };
+  miss_generator generator{options.workload};
+  foresight_options foresight = options.foresight;
+  foresight.block_time = options.machine.kernels.duration(1, options.block_bytes, false) -
+    options.machine.kernels.per_operation;
+  counted_workload workload{generator, foresight};
+  auto shares = [&workload](row_id row, layer_id layer, part which) { return workload.attend(row, layer, which); };
+
+  sim_options machine = options.machine;
+  machine.queue_depth = std::max(machine.queue_depth, 4096U + 4 * rows * layers);
+  counts_backend backend{machine, options.counts, workload};
+  backend.set_background(&workload);
+  auto const stream = backend.create_stream();
+  std::uint32_t const block_tokens = 16;
+  kv_geometry const geometry{
+    .layers = layers,
+    .query_heads = 1,
+    .kv_heads = 1,
+    .head_dim = static_cast<std::uint32_t>(options.block_bytes / (4 * block_tokens)),
+    .block_tokens = block_tokens};
+  std::uint32_t const max_tokens = options.warm_steps + options.steps + 2 * block_tokens + 8;
+  manager_options const sizes{
+    .max_rows = rows,
+    .max_tokens = max_tokens,
+    .quota_tokens = (options.workload.budget_blocks + 8) * block_tokens,
+    .recalls = std::min(2 * rows + 16, 64U)};
+  decode_result result;
+  {
+    manager kv{backend, stream, geometry, sizes, counted_selector{options.workload.budget_blocks},
+               gather_scatter_engine{.rows_per_landing = options.rows_per_landing}, scheduler};
+    engine_cost cost = options.engine;
+    cost.pass.per_pass -= options.counts.select_chain;
+    timed_engine<counts_backend, manager, decltype(shares)> engine{backend, stream, kv, rows, cost, shares};
+    std::vector<row_id> all;
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      row_id row = none<row_id>;
+      if (kv.open({.prompt_tokens = 1, .max_tokens = max_tokens}, row) != admission::admitted) {
+        throw error{status::capacity_exceeded, "simulate_decode: " + kv.explain_refusal({1, max_tokens})};
+      }
+      all.push_back(row);
+    }
+    check(engine.step(all, [](row_id) {}, [] {}), "simulate_decode: the prompt's step");
+    detail::decode_notes notes{.generator = &generator, .workload = &workload, .skipped = &result.skipped};
+    notes.alone = (options.engine.pass.per_pass + options.engine.pass.per_row) * layers;
+    notes.block_time = foresight.block_time;
+    notes.ends.reserve(std::size_t{options.warm_steps} + options.steps);
+    nanoseconds device_before{0}, link_before{0};
+    std::uint64_t visits = 0, passes = 0;
+    for (std::uint32_t step = 0; step < options.warm_steps + options.steps; ++step) {
+      if (step == options.warm_steps) {
+        visits = engine.visits;
+        passes = engine.passes;
+      }
+      auto const begun = [&notes](row_id row) { notes.begin(row); };
+      auto const ended = [&, step] {
+        notes.end(backend.now(), step + 1 >= options.warm_steps);
+        if (step + 1 == options.warm_steps) {
+          device_before = backend.busy(sim_resource::device);
+          link_before = backend.busy(sim_resource::to_device);
+        }
+      };
+      check(engine.step(all, begun, ended), "simulate_decode: a step");
+      step_sample const& sample = kv.finish_sample();
+      if (step < options.warm_steps) { continue; }
+      result.tokens += engine.tokens();
+      result.waits += sample.waits;
+      result.late_rows += sample.late_rows;
+    }
+    check(backend.synchronize(stream), "simulate_decode: the end");
+    nanoseconds const per_token = options.engine.pass.per_pass / rows + options.engine.pass.per_row;
+    result.compute = per_token * layers * static_cast<std::int64_t>(result.tokens);
+    result.chain = notes.chain;
+    result.totals = difference(workload.totals(), notes.before);
+    result.link = foresight.block_time * static_cast<std::int64_t>(result.totals.misses) +
+      options.machine.kernels.per_operation * static_cast<std::int64_t>(layers) *
+        static_cast<std::int64_t>(options.steps);
+    result.visits = engine.visits - visits;
+    result.passes = engine.passes - passes;
+    result.device_busy = backend.busy(sim_resource::device) - device_before;
+    result.link_busy = backend.busy(sim_resource::to_device) - link_before;
+    for (std::size_t i = 1; i < notes.ends.size(); ++i) { result.steps.push_back(notes.ends[i] - notes.ends[i - 1]); }
+    result.time = notes.ends.back() - notes.ends.front();
+  }
+  backend.set_background(nullptr);
+  return result;
+}
+
+}  // namespace pulseinfer

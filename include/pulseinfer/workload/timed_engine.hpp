@@ -1,0 +1,165 @@
+#pragma once
+
+/// A host engine without a model: its layers take the time that a cost model says.
+
+#include <pulseinfer/backend/host_function.hpp>
+#include <pulseinfer/backend/sim/compute_model.hpp>
+#include <pulseinfer/concepts/operation.hpp>
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/types.hpp>
+#include <pulseinfer/view/row_list.hpp>
+#include <pulseinfer/view/tensor_view.hpp>
+#include <pulseinfer/view/visit.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace pulseinfer {
+
+/// Costs of an engine's visits.
+struct engine_cost {
+  pass_cost pass = {};
+  nanoseconds hits_launch{0};  ///< what a visit of the hits costs beside its attention
+};
+
+/// What a visit takes. `Shares` says how much of its selection a row attends: shares(row, layer, part) -> selections.
+template <class Shares>
+struct timed_visit {
+  static constexpr char const* name = "visit";
+  static constexpr operation_kind kind = operation_kind::data;
+
+  engine_cost engine = {};
+  row_list rows = {};
+  layer_id layer = none<layer_id>;
+  pulseinfer::part part = pulseinfer::part::whole;
+  Shares* shares = nullptr;
+
+  [[nodiscard]] launch_shape shape() const { return {.items = 1, .group_threads = 1}; }
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
+  [[nodiscard]] operation_cost cost() const
+  {
+    double attended = 0.0;
+    for (row_id const row : rows) { attended += (*shares)(row, layer, part); }
+    nanoseconds const rest = part == pulseinfer::part::hits ? engine.hits_launch : engine.pass.rest(rows.count);
+    return {.device_ns = (engine.pass.attention(attended) + rest).count()};
+  }
+  template <thread_group Group>
+  void operator()(Group const&, std::uint64_t, scratch_ref) const
+  {}
+};
+
+/// Drives a manager over a simulated backend, one token a row and step. A row's queries are those of its place; keys and values
+/// are never written.
+template <class Backend, class Manager, class Shares>
+class timed_engine {
+ public:
+  /// @param shares must outlive the engine and all that it enqueues
+  timed_engine(
+    Backend& backend, typename Backend::stream_ref stream, Manager& manager, std::uint32_t max_rows,
+    engine_cost const& cost, Shares& shares)
+    : backend_{&backend},
+      stream_{stream},
+      kv_{&manager},
+      cost_{cost},
+      shares_{&shares},
+      queries_(std::size_t{max_rows} * manager.geometry().query_heads * manager.geometry().head_dim),
+      max_rows_{max_rows},
+      in_step_(max_rows, 0)
+  {
+    step_rows_.reserve(max_rows);
+    commit_rows_.reserve(max_rows);
+  }
+
+  /// Costs from now on.
+  void set_cost(engine_cost const& cost) noexcept { cost_ = cost; }
+
+  /// One step of `rows`; those that an earlier step left late go on in it whether they are named or not.
+  /// @param begun called in stream order with each row that begins a step, before its first layer; trivially copyable
+  /// @param ended called in stream order when the step's last visit is through, trivially copyable
+  template <class Begun, class Ended>
+  status step(std::span<row_id const> rows, Begun begun, Ended ended)
+  {
+    step_rows_.clear();
+    for (row_id const row : rows) {
+      if (kv_->is_late(row)) { continue; }
+      step_rows_.push_back({.row = row, .tokens = 1, .token_offset = static_cast<std::uint32_t>(to_index(row))});
+    }
+    if (status const ready = kv_->begin_step(step_rows_); ready != status::ok) { return ready; }
+    for (step_row const& r : step_rows_) { in_step_[to_index(r.row)] = 1; }
+    tokens_ = 0;
+    if (kv_->rows().count != 0) {
+      auto const begin = [begun, list = kv_->rows()] {
+        for (row_id const row : list) { begun(row); }
+      };
+      if (status const told = tell(begin); told != status::ok) { return told; }
+      if (status const entered = enter(kv_->first_layer(), kv_->rows()); entered != status::ok) { return entered; }
+    }
+    for (visit const& v : kv_->step()) {
+      ++visits;
+      passes += v.part == part::hits ? 0U : 1U;
+      backend_->charge_segment();
+      status launched = backend_->launch(
+        stream_, timed_visit<Shares>{
+                   .engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_});
+      if (launched != status::ok) { return launched; }
+      if (v.part == part::hits) { continue; }
+      if (v.last) {
+        tokens_ += v.rows.count;
+        continue;
+      }
+      if (status const entered = enter(v.next, v.rows); entered != status::ok) { return entered; }
+    }
+    if (status const told = tell(ended); told != status::ok) { return told; }
+    return commit();
+  }
+
+  /// Rows that the last step sampled.
+  [[nodiscard]] std::uint32_t tokens() const noexcept { return tokens_; }
+
+  std::uint64_t visits = 0;
+  std::uint64_t passes = 0;  ///< visits that read a layer's weights
+
+ private:
+  status enter(layer_id layer, row_list rows)
+  {
+    tensor_view const queries = contiguous_tensor(
+      queries_.data(), dtype::float32, max_rows_, kv_->geometry().query_heads, kv_->geometry().head_dim);
+    return kv_->enter(layer, rows, tensor_view{}, tensor_view{}, queries);
+  }
+
+  /// Calls `function` in stream order.
+  template <class Function>
+  status tell(Function function) noexcept
+  {
+    return backend_->launch(stream_, named_host_function<"note", operation_kind::metadata>(function));
+  }
+
+  status commit()
+  {
+    commit_rows_.clear();
+    for (std::uint32_t r = 0; r < max_rows_; ++r) {
+      auto const row = static_cast<row_id>(r);
+      if (in_step_[r] == 0 || kv_->is_late(row)) { continue; }
+      commit_rows_.push_back({.row = row, .accepted = 1});
+      in_step_[r] = 0;
+    }
+    return kv_->commit(commit_rows_);
+  }
+
+  Backend* backend_;
+  typename Backend::stream_ref stream_;
+  Manager* kv_;
+  engine_cost cost_;
+  Shares* shares_;
+  std::vector<float> queries_;
+  std::uint32_t max_rows_;
+  std::uint32_t tokens_ = 0;
+  std::vector<std::uint8_t> in_step_;
+  std::vector<step_row> step_rows_;
+  std::vector<commit_row> commit_rows_;
+};
+
+}  // namespace pulseinfer
