@@ -152,6 +152,7 @@ class visit_queue {
   bool next(visit& v) noexcept
   {
     settle_visit();
+    slept_ = false;
     if constexpr (hits_first) {
       if (!due_.empty()) { return hand_due(v); }
     }
@@ -164,7 +165,7 @@ class visit_queue {
         if (hand_chosen(d, v)) { return true; }
         continue;
       }
-      if (!sleep()) { return false; }
+      if (!sleep(d.until)) { return false; }
     }
   }
 
@@ -358,8 +359,8 @@ class visit_queue {
     return r.code == status::ok;
   }
 
-  /// Sleeps until something that a row waits for is complete. @return false where nothing is under way
-  bool sleep() noexcept
+  /// Sleeps until something that a row waits for is complete, or until the time given. @return false where nothing is under way
+  bool sleep(nanoseconds until) noexcept
   {
     waits_.clear();
     for (scheduler_row const& row : scheduler_rows_) {
@@ -370,9 +371,13 @@ class visit_queue {
     }
     if (waits_.empty()) { return false; }
     nanoseconds const before = backend_->now();
-    status const woke = backend_->wait_any(waits_, before + wait_limit_);
+    if (!slept_) { sleeping_since_ = before; }
+    slept_ = true;
+    nanoseconds const limit = sleeping_since_ + wait_limit_;
+    status const woke = backend_->wait_any(waits_, std::min(limit, until));
     ++sample_->waits;
     sample_->stalled += backend_->now() - before;
+    if (woke == status::drain_timeout && backend_->now() < limit) { return true; }
     if (woke != status::ok) {
       for (scheduler_row const& row : scheduler_rows_) {
         if (row.phase != row_phase::ready) { fail(row.row, woke); }
@@ -397,6 +402,8 @@ class visit_queue {
   std::uint32_t layers_;
   std::uint32_t max_tries_;
   nanoseconds wait_limit_;
+  bool slept_ = false;  ///< since the last visit was handed out
+  nanoseconds sleeping_since_{0};
   LayerScheduler scheduler_;
   std::vector<row_runtime> rows_;
   std::vector<row_id> step_rows_;

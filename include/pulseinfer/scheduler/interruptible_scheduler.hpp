@@ -1,23 +1,31 @@
 #pragma once
 
-/// Whoever is ready runs: rows whose blocks travel are parked at their layer, and rejoin the others when they have landed.
+/// Rows whose blocks travel are parked at their layer while others run, where that gains more than the pass that it costs.
 
 #include <pulseinfer/concepts/layer_scheduler.hpp>
+#include <pulseinfer/scheduler/decode_profile.hpp>
 #include <pulseinfer/scheduler/visit_order.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/decision.hpp>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace pulseinfer {
 
-/// Simple form. The lowest layer that has ready rows runs, with all of its ready rows: rows behind the others catch up as
-/// soon as they can, and merge where they meet. Rows that must finish go first. With nothing ready the step sleeps.
+/// With a `profile` it predicts. Once the misses of all rows at a layer are known, it knows when each row will have landed and
+/// when the device will be free, and weighs: all rows in one pass once the last has landed, or the first k of them now and the
+/// others in a pass of their own, which reads the layer's weights once more but lets the link go on meanwhile. It looks some
+/// layers ahead, with what each layer's rows brought in earlier steps.
 ///
-/// Each split costs another pass over the layer later on. Where the predicted wait for all that travels is at most
-/// `min_split_gain`, rows that travel are not left behind: they run with the others, and the stream waits for them.
-/// @complexity rows; no state, no clock, no allocation
+/// Without one it is simple. The lowest layer that has ready rows runs, with all of its ready rows: rows behind the others catch
+/// up as soon as they can, and merge where they meet. Rows that must finish go first. With nothing ready the step sleeps. Where
+/// the predicted wait for all that travels is at most `min_split_gain`, rows that travel are not left behind: they run with the
+/// others, and the stream waits for them.
+/// @complexity rows   No clock, no allocation. What it remembers depends on earlier arguments only.
 template <visit_order Order = visit_order::hits_first>
 struct interruptible_scheduler {
   static constexpr bool hits_first = Order == visit_order::hits_first;
@@ -28,15 +36,33 @@ struct interruptible_scheduler {
   /// With nothing ready and more than this to wait, the step ends and leaves its rows late, unless one of them must finish.
   /// The default never leaves a row late.
   nanoseconds late_after = nanoseconds::max();
+  decode_profile profile = {};
+  std::uint32_t layers = 0;  ///< of the model, with a profile
+
+  static constexpr std::size_t most_rows = 512;  ///< more than these in a step are scheduled without the profile
+  static constexpr std::size_t most_layers = 256;
 
   /// @param chosen [rows.size()], written in the order of `rows`
   decision decide(
-    std::span<scheduler_row const> rows, link_state const& link, nanoseconds, std::span<row_id> chosen) noexcept
+    std::span<scheduler_row const> rows, link_state const& link, nanoseconds now, std::span<row_id> chosen) noexcept
   {
     if (rows.empty()) { return {.kind = decision_kind::end_step}; }
+    bool const fits = rows.size() <= most_rows && layers > 0 && layers <= most_layers;
+    if (profile.known() && fits && knows(rows)) { return plan(rows, now, chosen); }
+    return decide_simply(rows, link, chosen);
+  }
+
+ public:
+  static constexpr nanoseconds unknown = nanoseconds::max();
+  static constexpr std::uint32_t most_groups = 24;
+
+  // -- without a profile
+
+  [[nodiscard]] decision decide_simply(
+    std::span<scheduler_row const> rows, link_state const& link, std::span<row_id> chosen) const noexcept
+  {
     nanoseconds const wait = predicted_wait(link);
     bool const waits_on_stream = wait <= min_split_gain && wait != unknown;
-
     layer_id ready = none<layer_id>;       // lowest layer with a ready row
     layer_id urgent = none<layer_id>;      // lowest layer with a ready row that must finish
     layer_id travelling = none<layer_id>;  // lowest layer with a row whose blocks travel
@@ -56,9 +82,6 @@ struct interruptible_scheduler {
     bool const too_long = wait != unknown && wait > late_after;
     return {.kind = too_long && !must_finish ? decision_kind::end_step : decision_kind::wait};
   }
-
- private:
-  static constexpr nanoseconds unknown = nanoseconds::max();
 
   /// Time until everything that is in flight has landed; `unknown` while no rate has been measured.
   [[nodiscard]] static nanoseconds predicted_wait(link_state const& link) noexcept
@@ -87,6 +110,341 @@ struct interruptible_scheduler {
     }
     return made;
   }
+
+  // -- with a profile. Times are nanoseconds in double precision: they are predictions.
+
+  struct row_memory {
+    nanoseconds entered{-1};  ///< what was predicted is for this entry of a layer
+    double lands = 0.0;
+    double work = 0.0;  ///< what had been enqueued on the device up to the row's plan
+  };
+
+  [[nodiscard]] bool knows(std::span<scheduler_row const> rows) const noexcept
+  {
+    return std::ranges::all_of(
+      rows, [&](scheduler_row const& row) { return to_index(row.row) < most_rows && to_index(row.layer) < layers; });
+  }
+
+  [[nodiscard]] double per_row() const noexcept { return static_cast<double>(profile.per_row.count()); }
+  [[nodiscard]] double per_pass() const noexcept { return static_cast<double>(profile.per_pass.count()); }
+  [[nodiscard]] double hits_of(double rows) const noexcept
+  {
+    return static_cast<double>(profile.per_hits.count()) + static_cast<double>(profile.per_row_hits.count()) * rows;
+  }
+  [[nodiscard]] double pass_of(double rows) const noexcept { return per_pass() + per_row() * rows; }
+
+  /// Predicts the landings of rows whose plan has come.
+  void note_plans(std::span<scheduler_row const> rows, double now) noexcept
+  {
+    double const planned = now - static_cast<double>(profile.wake.count());
+    std::uint32_t fresh = 0;
+    double work = 0.0;
+    for (std::uint32_t i = 0; i < rows.size(); ++i) {
+      scheduler_row const& row = rows[i];
+      row_memory& memory = memory_[to_index(row.row)];
+      if (row.phase == row_phase::selecting || memory.entered == row.entered) { continue; }
+      memory.entered = row.entered;
+      memory.lands = planned;
+      work = std::max(work, memory.work);
+      fresh_[fresh++] = i;
+    }
+    if (fresh == 0) { return; }
+    // What stands behind the plan on the device is still to be done.
+    device_free_ = planned + (enqueued_ - work);
+    learn(rows, fresh);
+    if (profile.smallest_first) { sort_by_misses(rows, fresh); }
+    double at = std::max(planned, link_free_) + static_cast<double>(profile.per_recall.count());
+    bool moves = false;
+    for (std::uint32_t i = 0; i < fresh; ++i) {
+      scheduler_row const& row = rows[fresh_[i]];
+      if (row.misses == 0) { continue; }
+      at += static_cast<double>(row.bytes) * 1e9 / profile.link_bytes_per_second;
+      memory_[to_index(row.row)].lands = at;
+      moves = true;
+    }
+    if (moves) { link_free_ = at; }
+  }
+
+  void learn(std::span<scheduler_row const> rows, std::uint32_t fresh) noexcept
+  {
+    double bytes = 0.0;
+    for (std::uint32_t i = 0; i < fresh; ++i) { bytes += static_cast<double>(rows[fresh_[i]].bytes); }
+    double const time = bytes * 1e9 / profile.link_bytes_per_second / fresh;
+    double& known = row_time_[to_index(rows[fresh_[0]].layer)];
+    known = known == 0.0 ? time : known + (time - known) * 0.25;
+  }
+
+  /// Counting sort of fresh_ by misses; rows with more than the last bucket's keep their order in it.
+  void sort_by_misses(std::span<scheduler_row const> rows, std::uint32_t fresh) noexcept
+  {
+    buckets_.fill(0);
+    auto const bucket = [&](std::uint32_t i) {
+      return std::min<std::size_t>(rows[fresh_[i]].misses, buckets_.size() - 2) + 1;
+    };
+    for (std::uint32_t i = 0; i < fresh; ++i) { ++buckets_[bucket(i)]; }
+    for (std::size_t b = 1; b < buckets_.size(); ++b) { buckets_[b] += buckets_[b - 1]; }
+    for (std::uint32_t i = 0; i < fresh; ++i) { sorted_[buckets_[bucket(i) - 1]++] = fresh_[i]; }
+    std::copy_n(sorted_.begin(), fresh, fresh_.begin());
+  }
+
+  /// Rows at one layer that land at about one time.
+  struct group {
+    double lands = 0.0;  ///< the last of them
+    double rows = 0.0;
+    std::uint32_t layer = 0;
+  };
+
+  /// What the scheduler expects: who stands where, when device and link are free.
+  struct outlook {
+    std::array<group, most_groups> groups = {};
+    std::uint32_t count = 0;
+    double free = 0.0;
+    double link_free = 0.0;
+    double finished = 0.0;  ///< when the last rows went through the last layer that is looked at
+
+    void add(group const& g) noexcept
+    {
+      if (count < most_groups) {
+        groups[count++] = g;
+        return;
+      }
+      // No place: it joins another group of its layer, or the last one.
+      group* into = &groups[count - 1];
+      for (group& other : groups) { into = other.layer == g.layer ? &other : into; }
+      into->rows += g.rows;
+      into->lands = std::max(into->lands, g.lands);
+    }
+  };
+
+  decision plan(std::span<scheduler_row const> rows, nanoseconds now, std::span<row_id> chosen) noexcept
+  {
+    auto const time = static_cast<double>(now.count());
+    note_plans(rows, time);
+    outlook const seen = look(rows, time);
+    bool all_ready = true;
+    for (scheduler_row const& row : rows) { all_ready = all_ready && row.phase == row_phase::ready; }
+    double const margin = 2.0 * static_cast<double>(profile.wake.count());
+    if (!all_ready && time + margin < seen.free) { return wait_until(seen.free - margin, time); }
+
+    // Each part of each layer that could go next, and what follows from it.
+    std::uint32_t lowest = seen.groups[0].layer, highest = lowest;
+    for (std::uint32_t i = 0; i < seen.count; ++i) {
+      lowest = std::min(lowest, seen.groups[i].layer);
+      highest = std::max(highest, seen.groups[i].layer);
+    }
+    std::uint32_t const end = std::min((end_from_highest ? highest : lowest) + look_ahead, layers - 1);
+    double best = 0.0;
+    group choice = {};
+    bool whole = false;
+    for (std::uint32_t i = 0; i < seen.count; ++i) {
+      group part{.lands = seen.groups[i].lands, .rows = 0.0, .layer = seen.groups[i].layer};
+      if (part.layer > lowest + lead) { continue; }
+      double rest = 0.0;
+      for (std::uint32_t j = 0; j < seen.count; ++j) {
+        group const& g = seen.groups[j];
+        if (g.layer != part.layer) { continue; }
+        (g.lands <= part.lands ? part.rows : rest) += g.rows;
+      }
+      outlook after = seen;
+      double const delay = static_cast<double>((rest == 0.0 ? profile.resume : profile.wake).count());
+      pass(after, part.layer, std::max(seen.free, part.lands + (part.lands > seen.free ? delay : 0.0)), part.lands, end);
+      double const through = finish(after, end);
+      if (part.rows > 0.0 && (choice.rows == 0.0 || through < best - 1.0)) {
+        best = through;
+        choice = part;
+        whole = rest == 0.0;
+      }
+    }
+    return carry_out(rows, choice, whole, time, chosen);
+  }
+
+  [[nodiscard]] static decision wait_until(double when, double now) noexcept
+  {
+    return {
+      .kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(std::max(when, now + 100.0))}};
+  }
+
+  /// The rows by layer and landing; those whose misses are not known yet by what their layer brought before.
+  [[nodiscard]] outlook look(std::span<scheduler_row const> rows, double now) noexcept
+  {
+    outlook seen;
+    seen.free = std::max(device_free_, now);
+    seen.link_free = link_free_;
+    std::uint32_t lowest = static_cast<std::uint32_t>(to_index(rows[0].layer));
+    for (scheduler_row const& row : rows) {
+      lowest = std::min(lowest, static_cast<std::uint32_t>(to_index(row.layer)));
+    }
+    // Rows that select: one recall each time, which begins when the device comes to it.
+    for (scheduler_row const& row : rows) {
+      if (row.phase != row_phase::selecting) { continue; }
+      double const planned = device_free_ - (enqueued_ - memory_[to_index(row.row)].work);
+      seen.link_free =
+        std::max(seen.link_free, planned) + row_time_[to_index(row.layer)];
+      memory_[to_index(row.row)].lands = seen.link_free;
+    }
+    struct span_of_layer {
+      double first = 1e300;
+      double last = 0.0;
+    };
+    std::array<span_of_layer, most_lead + 2> spans = {};
+    auto const place = [&](scheduler_row const& row) {
+      return std::min<std::size_t>(to_index(row.layer) - lowest, spans.size() - 1);
+    };
+    auto const lands = [&](scheduler_row const& row) {
+      return row.phase == row_phase::ready ? std::min(memory_[to_index(row.row)].lands, now)
+                                           : std::max(memory_[to_index(row.row)].lands, now + 500.0);
+    };
+    for (scheduler_row const& row : rows) {
+      span_of_layer& s = spans[place(row)];
+      double const at = std::max(lands(row), seen.free);
+      s.first = std::min(s.first, at);
+      s.last = std::max(s.last, at);
+    }
+    std::array<std::array<group, parts>, most_lead + 2> found = {};
+    for (scheduler_row const& row : rows) {
+      std::size_t const layer = place(row);
+      span_of_layer const& s = spans[layer];
+      double const at = std::max(lands(row), seen.free);
+      // Those that land before the device is free are one part.
+      std::size_t const part = at <= seen.free || s.last <= s.first
+        ? 0
+        : 1 + std::min<std::size_t>(static_cast<std::size_t>((at - s.first) / (s.last - s.first) * (parts - 1)), parts - 2);
+      group& g = found[layer][part];
+      g.layer = static_cast<std::uint32_t>(to_index(row.layer));
+      g.rows += 1.0;
+      g.lands = std::max(g.lands, lands(row));
+    }
+    for (auto const& layer : found) {
+      for (group const& g : layer) {
+        if (g.rows > 0.0) { seen.add(g); }
+      }
+    }
+    return seen;
+  }
+
+  /// The rows of a layer that have landed by `landed` make a pass of it that begins at `begin`.
+  void pass(outlook& o, std::uint32_t layer, double begin, double landed, std::uint32_t end) const noexcept
+  {
+    double rows = 0.0;
+    for (std::uint32_t i = 0; i < o.count;) {
+      if (o.groups[i].layer != layer || o.groups[i].lands > landed) {
+        ++i;
+        continue;
+      }
+      rows += o.groups[i].rows;
+      o.groups[i] = o.groups[--o.count];
+    }
+    double const through = begin + pass_of(rows);
+    o.free = through;
+    if (layer >= end) {
+      o.finished = std::max(o.finished, through);
+      if (layer + 1 < layers) { o.free += hits_of(rows); }
+      return;
+    }
+    o.free += hits_of(rows);
+    double const travel = row_time_[layer + 1] * rows;
+    double const first = std::max(through, o.link_free) + static_cast<double>(profile.per_recall.count());
+    o.link_free = first + travel;
+    if (travel > per_pass() && o.count + 2 < most_groups) {
+      o.add({.lands = first + travel * early_bytes, .rows = rows * early_rows, .layer = layer + 1});
+      o.add({.lands = first + travel, .rows = rows * (1.0 - early_rows), .layer = layer + 1});
+    } else {
+      o.add({.lands = first + travel, .rows = rows, .layer = layer + 1});
+    }
+  }
+
+  /// When all rows will be through layer `end`, with a simple rule for who goes next.
+  [[nodiscard]] double finish(outlook& o, std::uint32_t end) const noexcept
+  {
+    while (o.count > 0) {
+      std::uint32_t lowest = ~0U, ahead = ~0U;
+      double lowest_lands = 0.0, ahead_lands = 0.0;
+      for (std::uint32_t i = 0; i < o.count; ++i) {
+        if (o.groups[i].layer < lowest) { lowest = o.groups[i].layer; }
+      }
+      if (lowest > end) { break; }
+      lowest_lands = ahead_lands = 1e300;
+      for (std::uint32_t i = 0; i < o.count; ++i) {
+        group const& g = o.groups[i];
+        if (g.layer == lowest) {
+          lowest_lands = std::min(lowest_lands, g.lands);
+        } else if (g.layer <= end && g.lands < ahead_lands) {
+          ahead = g.layer;
+          ahead_lands = g.lands;
+        }
+      }
+      std::uint32_t layer = lowest;
+      double begin = std::max(o.free, lowest_lands);
+      // Those ahead go on while the device would be idle.
+      if (lowest_lands > o.free && ahead != ~0U && std::max(o.free, ahead_lands) + kahead * pass_of(1.0) <= lowest_lands) {
+        layer = ahead;
+        begin = std::max(o.free, ahead_lands);
+      }
+      // Waiting a little for more rows is cheaper than a pass of their own.
+      for (bool more = true; more;) {
+        more = false;
+        for (std::uint32_t i = 0; i < o.count; ++i) {
+          group const& g = o.groups[i];
+          if (g.layer == layer && g.lands > begin && g.lands - begin <= kappa * per_pass()) {
+            begin = g.lands;
+            more = true;
+          }
+        }
+      }
+      pass(o, layer, begin, begin, end);
+    }
+    return o.finished;
+  }
+
+  /// Runs the layer's rows that land by choice.lands, or waits for them.
+  decision carry_out(
+    std::span<scheduler_row const> rows, group const& choice, bool whole, double now, std::span<row_id> chosen) noexcept
+  {
+    auto const layer = static_cast<layer_id>(choice.layer);
+    bool missing = false;
+    for (scheduler_row const& row : rows) {
+      bool const wanted = row.layer == layer && (whole || memory_[to_index(row.row)].lands <= choice.lands);
+      missing = missing || (wanted && row.phase != row_phase::ready);
+      if (wanted && row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
+    }
+    // The stream waits for the last landing of a layer; one that is far off leaves time to think again.
+    if (missing && (!whole || choice.lands > now + commit_ahead)) {
+      return wait_until(whole ? choice.lands - commit_ahead : choice.lands + 500.0, now);
+    }
+    decision made{.kind = decision_kind::run, .layer = layer};
+    double lands = 0.0;
+    for (scheduler_row const& row : rows) {
+      bool const travels = row.phase != row_phase::ready;
+      if (row.layer != layer || (!whole && (travels || memory_[to_index(row.row)].lands > choice.lands))) { continue; }
+      chosen[made.rows++] = row.row;
+      made.enqueue_wait = made.enqueue_wait || travels;
+      lands = std::max(lands, travels ? memory_[to_index(row.row)].lands : 0.0);
+    }
+    double const begin = std::max(device_free_, lands > 0.0 ? lands + static_cast<double>(profile.resume.count()) : now);
+    double const took = pass_of(made.rows);
+    enqueued_ += (begin - device_free_) + took;
+    for (std::uint32_t i = 0; i < made.rows; ++i) { memory_[to_index(chosen[i])].work = enqueued_; }
+    double const hits = to_index(layer) + 1 < layers ? hits_of(made.rows) : 0.0;
+    enqueued_ += hits;
+    device_free_ = begin + took + hits;
+    return made;
+  }
+
+  static inline std::uint32_t look_ahead = 4;
+  static constexpr std::uint32_t most_lead = 4;   ///< layers that some rows may be ahead of others
+  static constexpr std::size_t parts = 6;         ///< landings of a layer that are told apart
+  static inline double early_rows = 0.6;   ///< rows of a recall that travel first, in expectation,
+  static inline double early_bytes = 0.35; ///< and their part of its bytes
+  static inline double commit_ahead = 30000.0; static inline bool end_from_highest=true; static inline double kappa=1.0, kahead=1.0; static inline std::uint32_t lead=4;
+
+  std::array<row_memory, most_rows> memory_ = {};
+  std::array<std::uint32_t, most_rows> fresh_ = {};
+  std::array<std::uint32_t, most_rows> sorted_ = {};
+  std::array<std::uint32_t, 258> buckets_ = {};
+  std::array<double, most_layers> row_time_ = {};  ///< link time of one row, by layer, from earlier steps
+  double link_free_ = 0.0;
+  double device_free_ = 0.0;
+  double enqueued_ = 0.0;
 };
 
 static_assert(layer_scheduler<interruptible_scheduler<visit_order::whole>>);

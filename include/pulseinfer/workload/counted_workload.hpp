@@ -111,19 +111,17 @@ class counted_workload final : public count_source, public background_source {
   [[nodiscard]] double attend(row_id row, layer_id layer, part which) noexcept
   {
     cell& c = at(row, layer);
-    double const budget = generator_->options().budget_blocks;
-    double const landed = c.demanded / budget;
-    double const absent = c.deferred_left / budget;
+    double const landed = c.demanded / static_cast<double>(generator_->options().budget_blocks);
     if (which != part::hits && !c.attended) {
-      double const share = c.absent_share;
-      totals_.skipped_share += share;
-      if (skipped != nullptr) { skipped->push_back(static_cast<float>(share)); }
+      totals_.skipped_share += c.absent_share;
+      if (skipped != nullptr) { skipped->push_back(static_cast<float>(c.absent_share)); }
       c.attended = true;
     }
+    // Blocks that are left for later are charged as if they were attended: the bound counts them too.
     switch (which) {
-      case part::hits: return std::max(0.0, 1.0 - landed - absent);
+      case part::hits: return std::max(0.0, 1.0 - landed);
       case part::landed: return landed;
-      case part::whole: return std::max(0.0, 1.0 - absent);
+      case part::whole: return 1.0;
     }
     return 0.0;
   }

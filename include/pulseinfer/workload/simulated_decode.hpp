@@ -40,6 +40,9 @@ struct decode_result {
   nanoseconds compute{0};  ///< C: every layer runs once for the whole batch
   nanoseconds link{0};     ///< R: every miss travels, one operation a layer
   nanoseconds chain{0};    ///< D: the longest chain of one request, alone
+  /// What remains of the bound where misses are known no earlier than their layer's queries, and a layer's rows go through it in
+  /// one pass or in two before any goes through the next: one pass starts when all has landed, two read the weights twice.
+  nanoseconds in_order{0};
   std::vector<nanoseconds> steps = {};
   std::uint64_t visits = 0;
   std::uint64_t passes = 0;
@@ -99,6 +102,9 @@ struct decode_notes {
   nanoseconds chain{0};
   bool measured = false;
   workload_totals before = {};
+  pass_cost pass = {};
+  std::vector<std::uint64_t> in_layer = {};  ///< misses of the step
+  nanoseconds in_order{0};
   std::vector<nanoseconds> ends = {};  ///< of the last step that is not measured, and of those that are
 
   void begin(row_id row)
@@ -106,7 +112,9 @@ struct decode_notes {
     workload->begin_step(row);
     std::uint64_t misses = 0;
     for (std::uint32_t layer = 0; layer < generator->options().layers; ++layer) {
-      misses += generator->misses(row, static_cast<layer_id>(layer));
+      std::uint32_t const here = generator->misses(row, static_cast<layer_id>(layer));
+      in_layer[layer] += here;
+      misses += here;
     }
     longest = std::max(longest, alone + block_time * static_cast<std::int64_t>(misses));
   }
@@ -115,12 +123,20 @@ struct decode_notes {
   {
     if (measured) {
       chain += longest;
+      std::uint32_t const rows = generator->options().rows;
+      for (std::uint64_t const misses : in_layer) {
+        nanoseconds const travel = block_time * static_cast<std::int64_t>(misses);
+        nanoseconds const one = pass.rest(rows) + std::max(pass.attention(rows), travel);
+        nanoseconds const two = std::max(pass.rest(rows) + pass.per_pass + pass.attention(rows), travel);
+        in_order += std::min(one, two);
+      }
     } else if (from_here) {
       before = workload->totals();
       workload->skipped = skipped;
     }
     measured = from_here;
     longest = nanoseconds{0};
+    std::ranges::fill(in_layer, 0U);
     if (measured) { ends.push_back(now); }
   }
 };
@@ -181,6 +197,8 @@ template <layer_scheduler Scheduler>
     detail::decode_notes notes{.generator = &generator, .workload = &workload, .skipped = &result.skipped};
     notes.alone = (options.engine.pass.per_pass + options.engine.pass.per_row) * layers;
     notes.block_time = foresight.block_time;
+    notes.pass = options.engine.pass;
+    notes.in_layer.assign(layers, 0);
     notes.ends.reserve(std::size_t{options.warm_steps} + options.steps);
     nanoseconds device_before{0}, link_before{0};
     std::uint64_t visits = 0, passes = 0;
@@ -208,6 +226,7 @@ template <layer_scheduler Scheduler>
     nanoseconds const per_token = options.engine.pass.per_pass / rows + options.engine.pass.per_row;
     result.compute = per_token * layers * static_cast<std::int64_t>(result.tokens);
     result.chain = notes.chain;
+    result.in_order = std::max({notes.in_order, result.compute, result.chain});
     result.totals = difference(workload.totals(), notes.before);
     result.link = foresight.block_time * static_cast<std::int64_t>(result.totals.misses) +
       options.machine.kernels.per_operation * static_cast<std::int64_t>(layers) *

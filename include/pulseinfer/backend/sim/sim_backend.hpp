@@ -32,8 +32,8 @@ namespace pulseinfer {
 /// itself takes no time unless it says so by advance(), and what options.control charges it. Both memory spaces are host
 /// memory.
 ///
-/// A task starts when its stream comes to it and then holds what it needs: an operation on metadata nothing, one on data the
-/// device, one that moves link bytes or a copy between host and device its direction of the link (model: sim/link_model.hpp,
+/// A task starts when its stream comes to it and then holds what it needs: an operation on metadata, or one that finds nothing to
+/// do, nothing; one on data the device; one that moves link bytes or a copy between host and device its direction of the link (model: sim/link_model.hpp,
 /// sim/compute_model.hpp). Device and link serve one holder at a time each, at rates that depend on what the others do
 /// (options.sharing). A task's cost is read when it starts, and what it does to memory happens when it ends. Operations on
 /// metadata always run; operations on data and copies only with `move_data`. Of streams that start at the same time the more
@@ -445,7 +445,7 @@ class sim_backend {
       hold(
         stream, index, cost.to_host ? sim_resource::to_host : sim_resource::to_device, mover::kernel,
         cost.continues ? moving : std::max(working, moving), cost);
-    } else if (op.kind() == operation_kind::metadata) {
+    } else if (op.kind() == operation_kind::metadata || (cost.device_bytes == 0 && cost.flops == 0 && cost.device_ns == 0)) {
       run_alone(stream, working, cost);
     } else {
       hold(stream, index, sim_resource::device, mover::kernel, working, cost);
