@@ -80,14 +80,15 @@ class free_list {
 
   [[nodiscard]] static constexpr std::uint64_t bit(std::uint32_t id) { return std::uint64_t{1} << (id % bits); }
 
-  /// First id at or after `from` whose bit in (words ^ flip) is set; size_ where there is none.
-  [[nodiscard]] std::uint32_t next(std::uint32_t from, std::uint64_t flip) const noexcept
+  /// First id in [from, until) whose bit in (words ^ flip) is set; `until` or a later one, or size_, where there is none.
+  [[nodiscard]] std::uint32_t next(std::uint32_t from, std::uint64_t flip, std::uint32_t until) const noexcept
   {
     if (from >= size_) { return size_; }
     std::uint32_t word = from / bits;
     std::uint64_t value = (words_[word] ^ flip) & (~std::uint64_t{0} << (from % bits));
     while (value == 0) {
       if (++word == words_.size()) { return size_; }
+      if (word * bits >= until) { return until; }
       value = words_[word] ^ flip;
     }
     return std::min(size_, word * bits + static_cast<std::uint32_t>(std::countr_zero(value)));
@@ -96,17 +97,19 @@ class free_list {
   /// Something must be free.
   [[nodiscard]] std::uint32_t lowest_run(std::uint32_t run) noexcept
   {
+    run = std::max(run, 1U);
     while (words_[first_word_] == 0) { ++first_word_; }
     std::uint32_t best = size_;
     std::uint32_t best_length = 0;
-    for (std::uint32_t begin = next(first_word_ * bits, 0); begin < size_;) {
-      std::uint32_t const end = next(begin, ~std::uint64_t{0});
+    for (std::uint32_t begin = next(first_word_ * bits, 0, size_); begin < size_;) {
+      // A run that is long enough is not followed to its end.
+      std::uint32_t const end = next(begin, ~std::uint64_t{0}, run < size_ - begin ? begin + run : size_);
       if (end - begin > best_length) {
         best = begin;
         best_length = end - begin;
         if (best_length >= run) { break; }
       }
-      begin = next(end, 0);
+      begin = next(end, 0, size_);
     }
     return best;
   }
