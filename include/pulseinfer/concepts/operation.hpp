@@ -35,7 +35,7 @@ struct operation_cost {
   std::uint64_t flops = 0;
   bool to_host = false;        ///< direction of link_bytes
   std::int64_t device_ns = 0;  ///< time on the device beside what the bytes and flops take, where that is known
-  bool continues = false;      ///< goes on where the operation before it on its stream ended: no cost per link operation
+  bool continues = false;  ///< goes on where the operation before it on its stream ended: no cost per link operation
 };
 
 /// An operation is trivially copyable, at most `max_operation_bytes` large, and called as op(group, item, scratch).

@@ -16,10 +16,13 @@
 
 namespace pulseinfer {
 
-/// With a `profile` it predicts. Once the misses of all rows at a layer are known, it knows when each row will have landed and
-/// when the device will be free, and weighs: all rows in one pass once the last has landed, or the first k of them now and the
-/// others in a pass of their own, which reads the layer's weights once more but lets the link go on meanwhile. It looks some
-/// layers ahead, with what each layer's rows brought in earlier steps.
+/// With a `profile` it predicts: from the misses that rows have posted, when each will have landed; from its own decisions, when the
+/// device will be free; from earlier steps, what the next layers will bring. Whenever the device is about to be free it weighs who
+/// goes next: all rows of a layer once the last of them has landed, or a part that lands earlier. Those left behind need a pass of
+/// their own, which reads the layer's weights once more, but the link goes on meanwhile. For each choice it follows a simple rule
+/// for some layers and takes the one that brings all rows through them soonest. Rows that are ready wait until the device needs
+/// work: more of them have landed by then. Rows merge where they meet; nobody is more than a layer ahead of others for long, and
+/// none is left late.
 ///
 /// Without one it is simple. The lowest layer that has ready rows runs, with all of its ready rows: rows behind the others catch
 /// up as soon as they can, and merge where they meet. Rows that must finish go first. With nothing ready the step sleeps. Where
@@ -37,7 +40,7 @@ struct interruptible_scheduler {
   /// The default never leaves a row late.
   nanoseconds late_after = nanoseconds::max();
   decode_profile profile = {};
-  std::uint32_t layers = 0;  ///< of the model, with a profile
+  std::uint32_t layers = 0;  ///< of the model; used with a profile
 
   static constexpr std::size_t most_rows = 512;  ///< more than these in a step are scheduled without the profile
   static constexpr std::size_t most_layers = 256;
@@ -52,7 +55,7 @@ struct interruptible_scheduler {
     return decide_simply(rows, link, chosen);
   }
 
- public:
+ private:
   static constexpr nanoseconds unknown = nanoseconds::max();
   static constexpr std::uint32_t most_groups = 24;
 
@@ -232,25 +235,22 @@ struct interruptible_scheduler {
       lowest = std::min(lowest, seen.groups[i].layer);
       highest = std::max(highest, seen.groups[i].layer);
     }
-    std::uint32_t const end = std::min((end_from_highest ? highest : lowest) + look_ahead, layers - 1);
     double best = 0.0;
     group choice = {};
     bool whole = false;
     for (std::uint32_t i = 0; i < seen.count; ++i) {
       group part{.lands = seen.groups[i].lands, .rows = 0.0, .layer = seen.groups[i].layer};
-      if (part.layer > lowest + lead) { continue; }
+      if (part.layer > lowest + most_lead) { continue; }
       double rest = 0.0;
       for (std::uint32_t j = 0; j < seen.count; ++j) {
         group const& g = seen.groups[j];
         if (g.layer != part.layer) { continue; }
         (g.lands <= part.lands ? part.rows : rest) += g.rows;
       }
-      outlook after = seen;
-      double const delay = static_cast<double>((rest == 0.0 ? profile.resume : profile.wake).count());
-      pass(after, part.layer, std::max(seen.free, part.lands + (part.lands > seen.free ? delay : 0.0)), part.lands, end);
-      double const through = finish(after, end);
-      if (part.rows > 0.0 && (choice.rows == 0.0 || through < best - 1.0)) {
-        best = through;
+      if (rest > 0.0 && part.rows < least_part * static_cast<double>(rows.size())) { continue; }
+      double const value = worth(seen, part, rest == 0.0, highest);
+      if (choice.rows == 0.0 || value < best) {
+        best = value;
         choice = part;
         whole = rest == 0.0;
       }
@@ -258,10 +258,25 @@ struct interruptible_scheduler {
     return carry_out(rows, choice, whole, time, chosen);
   }
 
+  /// When all rows will be through the layers ahead, if this part goes next. Two distances are looked at: what a choice gains at
+  /// once, and what it leads to.
+  [[nodiscard]] double worth(outlook const& seen, group const& part, bool whole, std::uint32_t highest) const noexcept
+  {
+    double const delay = static_cast<double>((whole ? profile.resume : profile.wake).count());
+    double const begin = std::max(seen.free, part.lands + (part.lands > seen.free ? delay : 0.0));
+    double sum = 0.0;
+    for (std::uint32_t ahead = 1; ahead <= look_ahead; ++ahead) {
+      std::uint32_t const end = std::min(highest + ahead, layers - 1);
+      outlook after = seen;
+      pass(after, part.layer, begin, part.lands, end);
+      sum += finish(after, end);
+    }
+    return sum;
+  }
+
   [[nodiscard]] static decision wait_until(double when, double now) noexcept
   {
-    return {
-      .kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(std::max(when, now + 100.0))}};
+    return {.kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(std::max(when, now + 100.0))}};
   }
 
   /// The rows by layer and landing; those whose misses are not known yet by what their layer brought before.
@@ -278,8 +293,7 @@ struct interruptible_scheduler {
     for (scheduler_row const& row : rows) {
       if (row.phase != row_phase::selecting) { continue; }
       double const planned = device_free_ - (enqueued_ - memory_[to_index(row.row)].work);
-      seen.link_free =
-        std::max(seen.link_free, planned) + row_time_[to_index(row.layer)];
+      seen.link_free = std::max(seen.link_free, planned) + row_time_[to_index(row.layer)];
       memory_[to_index(row.row)].lands = seen.link_free;
     }
     struct span_of_layer {
@@ -306,9 +320,9 @@ struct interruptible_scheduler {
       span_of_layer const& s = spans[layer];
       double const at = std::max(lands(row), seen.free);
       // Those that land before the device is free are one part.
-      std::size_t const part = at <= seen.free || s.last <= s.first
-        ? 0
-        : 1 + std::min<std::size_t>(static_cast<std::size_t>((at - s.first) / (s.last - s.first) * (parts - 1)), parts - 2);
+      std::size_t const part = at <= seen.free || s.last <= s.first ? 0
+                                                                    : 1 +
+          std::min<std::size_t>(static_cast<std::size_t>((at - s.first) / (s.last - s.first) * (parts - 1)), parts - 2);
       group& g = found[layer][part];
       g.layer = static_cast<std::uint32_t>(to_index(row.layer));
       g.rows += 1.0;
@@ -376,7 +390,7 @@ struct interruptible_scheduler {
       std::uint32_t layer = lowest;
       double begin = std::max(o.free, lowest_lands);
       // Those ahead go on while the device would be idle.
-      if (lowest_lands > o.free && ahead != ~0U && std::max(o.free, ahead_lands) + kahead * pass_of(1.0) <= lowest_lands) {
+      if (lowest_lands > o.free && ahead != ~0U && std::max(o.free, ahead_lands) + pass_of(1.0) <= lowest_lands) {
         layer = ahead;
         begin = std::max(o.free, ahead_lands);
       }
@@ -385,7 +399,7 @@ struct interruptible_scheduler {
         more = false;
         for (std::uint32_t i = 0; i < o.count; ++i) {
           group const& g = o.groups[i];
-          if (g.layer == layer && g.lands > begin && g.lands - begin <= kappa * per_pass()) {
+          if (g.layer == layer && g.lands > begin && g.lands - begin <= per_pass()) {
             begin = g.lands;
             more = true;
           }
@@ -420,7 +434,8 @@ struct interruptible_scheduler {
       made.enqueue_wait = made.enqueue_wait || travels;
       lands = std::max(lands, travels ? memory_[to_index(row.row)].lands : 0.0);
     }
-    double const begin = std::max(device_free_, lands > 0.0 ? lands + static_cast<double>(profile.resume.count()) : now);
+    double const begin =
+      std::max(device_free_, lands > 0.0 ? lands + static_cast<double>(profile.resume.count()) : now);
     double const took = pass_of(made.rows);
     enqueued_ += (begin - device_free_) + took;
     for (std::uint32_t i = 0; i < made.rows; ++i) { memory_[to_index(chosen[i])].work = enqueued_; }
@@ -430,12 +445,14 @@ struct interruptible_scheduler {
     return made;
   }
 
-  static inline std::uint32_t look_ahead = 4;
-  static constexpr std::uint32_t most_lead = 4;   ///< layers that some rows may be ahead of others
+  static constexpr std::uint32_t look_ahead = 2;  ///< layers beyond the highest at which rows stand
+  static constexpr std::uint32_t most_lead = 1;   ///< layers that some rows may be ahead of others
   static constexpr std::size_t parts = 6;         ///< landings of a layer that are told apart
-  static inline double early_rows = 0.6;   ///< rows of a recall that travel first, in expectation,
-  static inline double early_bytes = 0.35; ///< and their part of its bytes
-  static inline double commit_ahead = 30000.0; static inline bool end_from_highest=true; static inline double kappa=1.0, kahead=1.0; static inline std::uint32_t lead=4;
+  static constexpr double least_part = 0.35;      ///< of all rows, for a pass that leaves others of its layer behind
+  static constexpr double early_rows = 0.6;       ///< rows of a recall that travel first, in expectation,
+  static constexpr double early_bytes = 0.35;     ///< and their part of its bytes
+  static constexpr double commit_ahead =
+    30'000.0;  ///< a landing that is further off is not waited for on the stream yet
 
   std::array<row_memory, most_rows> memory_ = {};
   std::array<std::uint32_t, most_rows> fresh_ = {};

@@ -159,8 +159,8 @@ class counted_workload final : public count_source, public background_source {
       }
       for (std::uint32_t i = 0; i < moving_.blocks; ++i) {
         // Good and wrong ones come in the order of a draw: nobody knows which is which.
-        bool const good = workload_detail::next_bits(moving_.bits, c.prefetch_landed + 1) % (c.good_left + c.wrong_left) <
-          c.good_left;
+        bool const good =
+          workload_detail::next_bits(moving_.bits, c.prefetch_landed + 1) % (c.good_left + c.wrong_left) < c.good_left;
         --(good ? c.good_left : c.wrong_left);
         c.good_landed += good ? 1U : 0U;
         ++c.prefetch_landed;
@@ -237,9 +237,8 @@ class counted_workload final : public count_source, public background_source {
     std::uint32_t wrong = generator_->wrong_estimates(row, layer);
     if (options_.deferred_share > 0.0) {
       // What may come later need not come early.
-      std::sort(found_.begin(), found_.begin() + count, [](newcomer const& a, newcomer const& b) {
-        return a.share < b.share;
-      });
+      std::sort(
+        found_.begin(), found_.begin() + count, [](newcomer const& a, newcomer const& b) { return a.share < b.share; });
       double sum = 0.0;
       std::uint32_t first = 0;
       while (first < count && sum + found_[first].share <= options_.deferred_share) { sum += found_[first++].share; }

@@ -29,8 +29,8 @@ struct decode_options {
   counts_options counts = {};
   std::uint64_t block_bytes = 65536;
   std::uint32_t rows_per_landing = 1;
-  std::uint32_t steps = 32;       ///< measured
-  std::uint32_t warm_steps = 4;   ///< before them
+  std::uint32_t steps = 32;      ///< measured
+  std::uint32_t warm_steps = 4;  ///< before them
 };
 
 /// Sums over the measured steps. The bound: nothing that does this work is through earlier.
@@ -155,8 +155,8 @@ template <layer_scheduler Scheduler>
   };
   miss_generator generator{options.workload};
   foresight_options foresight = options.foresight;
-  foresight.block_time = options.machine.kernels.duration(1, options.block_bytes, false) -
-    options.machine.kernels.per_operation;
+  foresight.block_time =
+    options.machine.kernels.duration(1, options.block_bytes, false) - options.machine.kernels.per_operation;
   counted_workload workload{generator, foresight};
   auto shares = [&workload](row_id row, layer_id layer, part which) { return workload.attend(row, layer, which); };
 
@@ -180,8 +180,14 @@ template <layer_scheduler Scheduler>
     .recalls = std::min(2 * rows + 16, 64U)};
   decode_result result;
   {
-    manager kv{backend, stream, geometry, sizes, counted_selector{options.workload.budget_blocks},
-               gather_scatter_engine{.rows_per_landing = options.rows_per_landing}, scheduler};
+    manager kv{
+      backend,
+      stream,
+      geometry,
+      sizes,
+      counted_selector{options.workload.budget_blocks},
+      gather_scatter_engine{.rows_per_landing = options.rows_per_landing},
+      scheduler};
     engine_cost cost = options.engine;
     cost.pass.per_pass -= options.counts.select_chain;
     timed_engine<counts_backend, manager, decltype(shares)> engine{backend, stream, kv, rows, cost, shares};

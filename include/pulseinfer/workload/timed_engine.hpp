@@ -102,8 +102,8 @@ class timed_engine {
       passes += v.part == part::hits ? 0U : 1U;
       backend_->charge_segment();
       status launched = backend_->launch(
-        stream_, timed_visit<Shares>{
-                   .engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_});
+        stream_,
+        timed_visit<Shares>{.engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_});
       if (launched != status::ok) { return launched; }
       if (v.part == part::hits) { continue; }
       if (v.last) {

@@ -315,9 +315,7 @@ class sim_backend {
     detail::task_queue& queue = streams_[stream.index]->queue;
     if (!queue.has_place(copy_runs)) {
       auto const has_place = [&] { return queue.has_place(copy_runs); };
-      if (advance_until(no_deadline, has_place) != status::ok) {
-        return status::busy;
-      }
+      if (advance_until(no_deadline, has_place) != status::ok) { return status::busy; }
     }
     bool const idle = queue.empty();
     push(queue, next_order_++);
@@ -445,7 +443,8 @@ class sim_backend {
       hold(
         stream, index, cost.to_host ? sim_resource::to_host : sim_resource::to_device, mover::kernel,
         cost.continues ? moving : std::max(working, moving), cost);
-    } else if (op.kind() == operation_kind::metadata || (cost.device_bytes == 0 && cost.flops == 0 && cost.device_ns == 0)) {
+    } else if (
+      op.kind() == operation_kind::metadata || (cost.device_bytes == 0 && cost.flops == 0 && cost.device_ns == 0)) {
       run_alone(stream, working, cost);
     } else {
       hold(stream, index, sim_resource::device, mover::kernel, working, cost);
