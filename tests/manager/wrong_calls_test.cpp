@@ -268,6 +268,20 @@ TEST_SUITE("manager")
     for (saved_id const id : {gone, far, early, late, saved_id{}}) {
       calls.push_back({"releasing what is stale", status::stale_ticket, [&r, id] { return r.kv.release(id); }});
     }
+    auto const moving = [&](row_id row, bool back) {
+      return [&r, row, back] { return back ? r.kv.promote(row) : r.kv.demote(row); };
+    };
+    for (bool const back : {false, true}) {
+      calls.push_back({"moving a row that is none", status::out_of_range, moving(none_there, back)});
+      calls.push_back({"moving a row past the last", status::out_of_range, moving(outside, back)});
+      calls.push_back({"moving a row without a sequence", status::invalid_state, moving(shut, back)});
+      calls.push_back({"moving a row that never offloads", status::invalid_state, moving(plain, back)});
+    }
+    calls.push_back({"demoting a row that offloads already", status::invalid_state, moving(sparse, false)});
+    calls.push_back({"a prefetch for a row in no step", status::invalid_state, [&] {
+                       row_list const one{.ids = &sparse, .count = 1};
+                       return r.kv.prefetch(layer_id{0}, one, r.engine.query_view());
+                     }});
     calls.push_back({"cutting a row that is none", status::out_of_range, cutting(none_there, 1)});
     calls.push_back({"cutting a row past the last", status::out_of_range, cutting(outside, 1)});
     calls.push_back({"cutting a row without a sequence", status::invalid_state, cutting(shut, 0)});
@@ -354,6 +368,24 @@ TEST_SUITE("manager")
          [&] { return r.kv.begin_recall(layer_id{0}, doubled, queries, r.stream, given); }},
         {"recalling on a stream that is none", status::invalid_argument,
          [&] { return r.kv.begin_recall(layer_id{0}, r.kv.rows(), queries, cpu_backend::stream_ref{}, given); }},
+        {"demoting a row in a step", status::invalid_state, moving(sparse, false)},
+        {"promoting a row in a step", status::invalid_state, moving(sparse, true)},
+        {"prefetching for a row twice", status::invalid_state,
+         [&] { return r.kv.prefetch(layer_id{0}, doubled, queries); }},
+        {"prefetching an unknown layer", status::out_of_range,
+         [&] { return r.kv.prefetch(layer_id{3}, r.kv.rows(), queries); }},
+        {"prefetching for a row past the last", status::out_of_range,
+         [&] {
+           row_list const one{.ids = &outside, .count = 1};
+           return r.kv.prefetch(layer_id{0}, one, queries);
+         }},
+        {"prefetching for a row without a sequence", status::invalid_state,
+         [&] {
+           row_list const one{.ids = &shut, .count = 1};
+           return r.kv.prefetch(layer_id{0}, one, queries);
+         }},
+        {"prefetching without queries", status::invalid_argument,
+         [&] { return r.kv.prefetch(layer_id{0}, r.kv.rows(), tensor_view{}); }},
         {"committing before the last layer", status::ok, [&] {
            commit_row const one{.row = sparse, .accepted = 1};
            return r.kv.commit({&one, 1});
@@ -448,6 +480,9 @@ TEST_SUITE("manager")
         {"preempt", status::invalid_state, [&] { return r.kv.preempt(a, saved); }},
         {"retain", status::invalid_state, [&] { return r.kv.retain(a, saved); }},
         {"truncate", status::invalid_state, [&] { return r.kv.truncate(a, 1); }},
+        {"demote", status::invalid_state, [&] { return r.kv.demote(a); }},
+        {"promote", status::invalid_state, [&] { return r.kv.promote(a); }},
+        {"prefetch", status::invalid_state, [&] { return r.kv.prefetch(layer_id{1}, rows, queries); }},
         {"begin_step", status::invalid_state, [&] { return r.kv.begin_step({&step, 1}); }},
         {"enter", status::invalid_state, [&] { return r.kv.enter(layer_id{1}, rows, keys, values, queries); }},
         {"append", status::invalid_state, [&] { return r.kv.append(layer_id{1}, rows, keys, values); }},
