@@ -98,6 +98,7 @@
 #include <pulseinfer/backend/memory_ledger.hpp>
 #include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/pinned_pages.hpp>
+#include <pulseinfer/backend/reserved_pages.hpp>
 #include <pulseinfer/backend/stored_operation.hpp>
 #include <pulseinfer/backend/task_queue.hpp>
 #include <pulseinfer/backend/trace_record.hpp>
@@ -149,10 +150,12 @@
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 
+#include <pulseinfer/scheduler/decode_profile.hpp>
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/scheduler/recorded_scheduler.hpp>
 #include <pulseinfer/scheduler/replay_scheduler.hpp>
+#include <pulseinfer/scheduler/static_cohorts_scheduler.hpp>
 #include <pulseinfer/scheduler/visit_order.hpp>
 
 #include <pulseinfer/admission/adaptive_admission.hpp>
@@ -180,6 +183,12 @@
 #include <pulseinfer/workload/fixed_point.hpp>
 #include <pulseinfer/workload/miss_generator.hpp>
 #include <pulseinfer/workload/preset.hpp>
+
+#if !defined(__CUDACC__)
+#  include <pulseinfer/workload/counted_workload.hpp>
+#  include <pulseinfer/workload/simulated_decode.hpp>
+#  include <pulseinfer/workload/timed_engine.hpp>
+#endif
 
 #include <pulseinfer/observe/chrome_trace.hpp>
 #include <pulseinfer/observe/counters.hpp>

@@ -212,7 +212,7 @@ struct interruptible_scheduler {
         return;
       }
       // No place: it joins another group of its layer, or the last one.
-      group* into = &groups[count - 1];
+      group* into = &groups.back();
       for (group& other : groups) { into = other.layer == g.layer ? &other : into; }
       into->rows += g.rows;
       into->lands = std::max(into->lands, g.lands);
@@ -340,14 +340,16 @@ struct interruptible_scheduler {
   void pass(outlook& o, std::uint32_t layer, double begin, double landed, std::uint32_t end) const noexcept
   {
     double rows = 0.0;
-    for (std::uint32_t i = 0; i < o.count;) {
-      if (o.groups[i].layer != layer || o.groups[i].lands > landed) {
-        ++i;
-        continue;
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < o.count; ++i) {
+      group const g = o.groups[i];
+      if (g.layer == layer && g.lands <= landed) {
+        rows += g.rows;
+      } else {
+        o.groups[kept++] = g;
       }
-      rows += o.groups[i].rows;
-      o.groups[i] = o.groups[--o.count];
     }
+    o.count = kept;
     double const through = begin + pass_of(rows);
     o.free = through;
     if (layer >= end) {

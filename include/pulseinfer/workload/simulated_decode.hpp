@@ -8,6 +8,8 @@
 #include <pulseinfer/concepts/layer_scheduler.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/scheduler/decode_profile.hpp>
+#include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/workload/counted_workload.hpp>
@@ -40,9 +42,12 @@ struct decode_result {
   nanoseconds compute{0};  ///< C: every layer runs once for the whole batch
   nanoseconds link{0};     ///< R: every miss travels, one operation a layer
   nanoseconds chain{0};    ///< D: the longest chain of one request, alone
-  /// What remains of the bound where misses are known no earlier than their layer's queries, and a layer's rows go through it in
-  /// one pass or in two before any goes through the next: one pass starts when all has landed, two read the weights twice.
+  /// A bound for schedulers that take the layers in order: misses are known no earlier than their layer's queries (or as far as
+  /// estimates were fetched while the link was free), and a layer's rows go through it in one pass, which starts when all has
+  /// landed, or in two, which read the weights twice, before any goes through the next. Those that take layers out of order may
+  /// do better.
   nanoseconds in_order{0};
+  nanoseconds owed{0};  ///< link time of what the last step left for later, less that of what was left before the first
   std::vector<nanoseconds> steps = {};
   std::uint64_t visits = 0;
   std::uint64_t passes = 0;
@@ -56,11 +61,13 @@ struct decode_result {
   [[nodiscard]] nanoseconds bound() const noexcept { return std::max({compute, link, chain}); }
   [[nodiscard]] double efficiency() const noexcept
   {
-    return static_cast<double>(bound().count()) / static_cast<double>(time.count());
+    return static_cast<double>(bound().count()) / static_cast<double>(paid().count());
   }
+  /// The time, and what was left for later beyond it.
+  [[nodiscard]] nanoseconds paid() const noexcept { return time + std::max(owed, nanoseconds{0}); }
   [[nodiscard]] double tokens_per_second() const noexcept
   {
-    return static_cast<double>(tokens) * 1e9 / static_cast<double>(time.count());
+    return static_cast<double>(tokens) * 1e9 / static_cast<double>(paid().count());
   }
   /// @param share in [0, 1)
   [[nodiscard]] nanoseconds step_time(double share) const
@@ -71,6 +78,25 @@ struct decode_result {
     return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size()))];
   }
 };
+
+/// The scheduler that knows the run's machine and engine.
+[[nodiscard]] inline interruptible_scheduler<> make_interruptible(decode_options const& options)
+{
+  pass_cost const& pass = options.engine.pass;
+  interruptible_scheduler<> scheduler;
+  scheduler.layers = options.workload.layers;
+  scheduler.profile = {
+    .per_pass = pass.rest(0),
+    .per_row = pass.rest(1) - pass.rest(0),
+    .per_row_hits = pass.attention(1.0),
+    .per_hits = options.engine.hits_launch,
+    .per_recall = options.machine.kernels.per_operation,
+    .link_bytes_per_second = options.machine.kernels.to_device_bytes_per_s,
+    .resume = options.machine.control.resume,
+    .wake = options.machine.control.wake,
+    .smallest_first = options.counts.smallest_first};
+  return scheduler;
+}
 
 /// Blocks that a batch misses in each of its measured steps, at least: what a run of the same options will ask for.
 [[nodiscard]] inline double mean_misses(decode_options const& options)
@@ -102,7 +128,13 @@ struct decode_notes {
   nanoseconds chain{0};
   bool measured = false;
   workload_totals before = {};
-  pass_cost pass = {};
+  engine_cost engine = {};
+  nanoseconds per_recall{0};
+  nanoseconds resume{0};
+  bool foresees = false;
+  double estimate_recall = 0.0;
+  double estimate_precision = 1.0;
+  std::uint64_t waiting_before = 0;
   std::vector<std::uint64_t> in_layer = {};  ///< misses of the step
   nanoseconds in_order{0};
   std::vector<nanoseconds> ends = {};  ///< of the last step that is not measured, and of those that are
@@ -119,19 +151,36 @@ struct decode_notes {
     longest = std::max(longest, alone + block_time * static_cast<std::int64_t>(misses));
   }
 
+  /// The least that a layer takes whose recall brings `travel` of link time: in one pass, or in two that read the weights twice.
+  [[nodiscard]] double layer_time(std::uint32_t rows, double travel) const
+  {
+    auto const number = [](nanoseconds time) { return static_cast<double>(time.count()); };
+    double const hits = number(engine.pass.attention(rows) + engine.hits_launch);
+    double const rest = number(engine.pass.rest(rows));
+    double const recall = number(per_recall) + travel;
+    double const one = rest + std::max(hits, recall + number(resume));
+    double const two = std::max(rest + hits + number(engine.pass.per_pass + engine.hits_launch), recall);
+    return std::min(one, two);
+  }
+
   void end(nanoseconds now, bool from_here)
   {
     if (measured) {
       chain += longest;
       std::uint32_t const rows = generator->options().rows;
+      double last = 0.0, last_demanded = 0.0;
       for (std::uint64_t const misses : in_layer) {
-        nanoseconds const travel = block_time * static_cast<std::int64_t>(misses);
-        nanoseconds const one = pass.rest(rows) + std::max(pass.attention(rows), travel);
-        nanoseconds const two = std::max(pass.rest(rows) + pass.per_pass + pass.attention(rows), travel);
-        in_order += std::min(one, two);
+        double const travel = static_cast<double>((block_time * static_cast<std::int64_t>(misses)).count());
+        // While the layer before ran, the link was free for what the estimate names, right or wrong.
+        double const fetched = std::min(travel * estimate_recall / estimate_precision, last - last_demanded);
+        double const demanded = travel - std::max(fetched, 0.0) * estimate_precision;
+        last_demanded = foresees ? demanded : travel;
+        last = layer_time(rows, last_demanded);
+        in_order += nanoseconds{static_cast<std::int64_t>(last)};
       }
     } else if (from_here) {
       before = workload->totals();
+      waiting_before = workload->waiting_blocks();
       workload->skipped = skipped;
     }
     measured = from_here;
@@ -203,7 +252,12 @@ template <layer_scheduler Scheduler>
     detail::decode_notes notes{.generator = &generator, .workload = &workload, .skipped = &result.skipped};
     notes.alone = (options.engine.pass.per_pass + options.engine.pass.per_row) * layers;
     notes.block_time = foresight.block_time;
-    notes.pass = options.engine.pass;
+    notes.engine = options.engine;
+    notes.per_recall = options.machine.kernels.per_operation;
+    notes.resume = options.machine.control.resume;
+    notes.foresees = options.foresight.prefetch;
+    notes.estimate_recall = options.workload.newcomers.estimate_recall;
+    notes.estimate_precision = options.workload.newcomers.estimate_precision;
     notes.in_layer.assign(layers, 0);
     notes.ends.reserve(std::size_t{options.warm_steps} + options.steps);
     nanoseconds device_before{0}, link_before{0};
@@ -233,6 +287,8 @@ template <layer_scheduler Scheduler>
     result.compute = per_token * layers * static_cast<std::int64_t>(result.tokens);
     result.chain = notes.chain;
     result.in_order = std::max({notes.in_order, result.compute, result.chain});
+    result.owed = foresight.block_time *
+      (static_cast<std::int64_t>(workload.waiting_blocks()) - static_cast<std::int64_t>(notes.waiting_before));
     result.totals = difference(workload.totals(), notes.before);
     result.link = foresight.block_time * static_cast<std::int64_t>(result.totals.misses) +
       options.machine.kernels.per_operation * static_cast<std::int64_t>(layers) *
