@@ -55,6 +55,22 @@ struct interruptible_scheduler {
     return decide_simply(rows, link, chosen);
   }
 
+  // What it remembers from call to call; nothing to be set.
+  struct row_memory {
+    nanoseconds entered{-1};  ///< what was predicted is for this entry of a layer
+    double lands = 0.0;
+    double work = 0.0;  ///< what had been enqueued on the device up to the row's plan
+  };
+
+  std::array<row_memory, most_rows> memory_ = {};
+  std::array<std::uint32_t, most_rows> fresh_ = {};
+  std::array<std::uint32_t, most_rows> sorted_ = {};
+  std::array<std::uint32_t, 258> buckets_ = {};
+  std::array<double, most_layers> row_time_ = {};  ///< link time of one row, by layer, from earlier steps
+  double link_free_ = 0.0;
+  double device_free_ = 0.0;
+  double enqueued_ = 0.0;
+
  private:
   static constexpr nanoseconds unknown = nanoseconds::max();
   static constexpr std::uint32_t most_groups = 24;
@@ -115,12 +131,6 @@ struct interruptible_scheduler {
   }
 
   // -- with a profile. Times are nanoseconds in double precision: they are predictions.
-
-  struct row_memory {
-    nanoseconds entered{-1};  ///< what was predicted is for this entry of a layer
-    double lands = 0.0;
-    double work = 0.0;  ///< what had been enqueued on the device up to the row's plan
-  };
 
   [[nodiscard]] bool knows(std::span<scheduler_row const> rows) const noexcept
   {
@@ -455,15 +465,6 @@ struct interruptible_scheduler {
   static constexpr double early_bytes = 0.35;     ///< and their part of its bytes
   static constexpr double commit_ahead =
     30'000.0;  ///< a landing that is further off is not waited for on the stream yet
-
-  std::array<row_memory, most_rows> memory_ = {};
-  std::array<std::uint32_t, most_rows> fresh_ = {};
-  std::array<std::uint32_t, most_rows> sorted_ = {};
-  std::array<std::uint32_t, 258> buckets_ = {};
-  std::array<double, most_layers> row_time_ = {};  ///< link time of one row, by layer, from earlier steps
-  double link_free_ = 0.0;
-  double device_free_ = 0.0;
-  double enqueued_ = 0.0;
 };
 
 static_assert(layer_scheduler<interruptible_scheduler<visit_order::whole>>);
