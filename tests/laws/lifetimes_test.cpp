@@ -237,7 +237,7 @@ TEST_SUITE("laws")
 
   TEST_CASE_TEMPLATE(
     "law 4: in all orders a host block that is being written is another's only when that is complete", Manager,
-    device_planned, host_planned, in_lockstep)
+    device_planned, in_lockstep)
   {
     check_all_modes<close_behind_seal<Manager>>(streams::write_back);
   }

@@ -128,7 +128,7 @@ TEST_SUITE("manager")
     CHECK(ring.oldest_planned() == &ring[first.index]);
     int issued = 0;
     REQUIRE(ring.acquire(given, no_deadline, [&](recall<cpu_backend>& r) {
-      if (f.backend.done(r.planned_event) != event_state::done) { return; }
+      if (!r.planned || r.issued || f.backend.done(r.planned_event) != event_state::done) { return; }
       r.issued = true;
       ++issued;
       f.fly(r.landed_event);

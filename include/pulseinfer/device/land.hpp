@@ -92,26 +92,33 @@ PULSEINFER_HOST_DEVICE void land_row(
   }
 }
 
-/// Ends the recall of the plan's row `place` without its blocks: all of them are misses again, the row is posted as failed,
-/// also where it has no entries. A row that has been posted already is left as it is.
+/// Ends the recall of the plan's row `place` without its blocks: those that still travel are misses again, the row is posted
+/// as failed, also where it has no entries. A row that has been posted already, for this recall or a later one, and of which
+/// nothing travels is left as it is: blocks that landed may have given their slots to others since.
 template <thread_group Group>
 PULSEINFER_HOST_DEVICE void fail_row(
   Group const& group, recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
 {
   if (group.thread_rank() != 0) { return; }
   row_mailbox& box = landed.mailbox[to_index(plan.rows[place])];
-  if (load_acquire(&box.landed) == landed.sequence[place] || load_acquire(&box.failed) == landed.sequence[place]) {
-    return;
-  }
+  std::uint32_t const number = landed.sequence[place];
+  bool const posted = static_cast<std::int32_t>(load_acquire(&box.landed) - number) >= 0 ||
+    static_cast<std::int32_t>(load_acquire(&box.failed) - number) >= 0;
   std::uint32_t const begin = plan.row_begin[place];
   std::uint32_t const end = plan.row_begin[place + 1];
+  std::uint32_t given_up = 0;
   for (std::uint32_t i = begin; i < end; ++i) {
-    land_detail::give_up(plan, landed, plan.entries[i]);
-    if (landed.failures != nullptr) { landed.failures[i] = plan.entries[i]; }
+    recall_entry const& entry = plan.entries[i];
+    slot_word const& word = landed.residency.slots[plan.pool.word(plan.layer, entry.target)];
+    if (word.state != slot_state::in_flight || word.block != entry.block) { continue; }
+    land_detail::give_up(plan, landed, entry);
+    if (landed.failures != nullptr) { landed.failures[begin + given_up] = entry; }
+    ++given_up;
   }
-  box.failed_blocks = end - begin;
+  if (posted && given_up == 0) { return; }
+  box.failed_blocks = given_up;
   box.failed_begin = begin;
-  store_release(&box.failed, landed.sequence[place]);
+  store_release(&box.failed, number);
 }
 
 }  // namespace pulseinfer::device

@@ -175,6 +175,7 @@ class block_keeper {
     row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false,
     std::uint32_t shared = 0) noexcept
   {
+    if (status const told = flush(); told != status::ok) { return told; }
     if (status const opened = sequences_.open(row, max_tokens); opened != status::ok) { return opened; }
     row_blocks& state = rows_[to_index(row)];
     state = row_blocks{

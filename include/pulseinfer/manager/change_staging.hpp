@@ -16,8 +16,9 @@
 namespace pulseinfer {
 
 /// Collects changes in a staging place and launches them together: first leases, then words, then exchanges. A full place
-/// is launched and the next one opened, so that no change is ever too large; that may wait for the device. The first
-/// failure is kept and ends the collecting; `flush` returns it.
+/// is launched and the next one opened, so that no change is ever too large; that may wait for the device. A launch that
+/// `flush` is refused stays collected, and the next `flush` tries again: flush before a change begins, so that nothing is
+/// collected twice. A failure in the middle of collecting is kept and ends it; `flush` returns it.
 template <class B, replacement Replacement>
 class change_staging {
  public:
@@ -75,36 +76,15 @@ class change_staging {
   status flush(stream_ref stream) noexcept
   {
     if (!open_ || failure_ != status::ok) { return failure_; }
-    open_ = false;
-    if (lease_count_ + patch_count_ + exchange_count_ == 0) {
+    if (!sent_ && lease_count_ + patch_count_ + exchange_count_ == 0) {
+      open_ = false;
       empty_place_ = true;
       return status::ok;
     }
-    if (lease_count_ != 0) {
-      keep(backend_->launch(
-        stream,
-        install_lease{
-          .changes = leases_,
-          .slots = slots_,
-          .count = lease_count_,
-          .residency = books_->residency(),
-          .pool = pool_,
-          .step = books_->step()}));
-    }
-    if (patch_count_ != 0) { keep(backend_->launch(stream, patch_words{.patches = patches_, .count = patch_count_})); }
-    if (exchange_count_ != 0) {
-      keep(backend_->launch(
-        stream,
-        exchange_slots<Replacement>{
-          .exchanges = exchanges_,
-          .count = exchange_count_,
-          .residency = books_->residency(),
-          .pool = pool_,
-          .step = books_->step(),
-          .policy = policy_}));
-    }
-    keep(ring_.end(stream));
-    return failure_;
+    status const result = send(stream);
+    if (result == status::ok) { open_ = sent_ = false; }
+    if (result == status::device_lost) { failure_ = result; }
+    return result;
   }
 
   /// Number of the staging place that is being filled, as `passed` takes it.
@@ -114,6 +94,46 @@ class change_staging {
   [[nodiscard]] status failure() const noexcept { return failure_; }
 
  private:
+  /// Launches what has not been launched yet, in its order.
+  status send(stream_ref stream) noexcept
+  {
+    if (lease_count_ != 0) {
+      status const installed = backend_->launch(
+        stream,
+        install_lease{
+          .changes = leases_,
+          .slots = slots_,
+          .count = lease_count_,
+          .residency = books_->residency(),
+          .pool = pool_,
+          .step = books_->step()});
+      if (installed != status::ok) { return installed; }
+      lease_count_ = 0;
+      sent_ = true;
+    }
+    if (patch_count_ != 0) {
+      status const patched = backend_->launch(stream, patch_words{.patches = patches_, .count = patch_count_});
+      if (patched != status::ok) { return patched; }
+      patch_count_ = 0;
+      sent_ = true;
+    }
+    if (exchange_count_ != 0) {
+      status const exchanged = backend_->launch(
+        stream,
+        exchange_slots<Replacement>{
+          .exchanges = exchanges_,
+          .count = exchange_count_,
+          .residency = books_->residency(),
+          .pool = pool_,
+          .step = books_->step(),
+          .policy = policy_});
+      if (exchanged != status::ok) { return exchanged; }
+      exchange_count_ = 0;
+      sent_ = true;
+    }
+    return ring_.end(stream);
+  }
+
   void keep(status result) noexcept
   {
     if (failure_ == status::ok) { failure_ = result; }
@@ -122,7 +142,8 @@ class change_staging {
   /// Sees to it that a place is open and, unless `fits`, that it is a fresh one.
   [[nodiscard]] bool room(stream_ref stream, bool fits) noexcept
   {
-    if (open_ && !fits) { keep(flush(stream)); }
+    // Where a part has been launched, nothing may be added.
+    if (open_ && (!fits || sent_)) { keep(flush(stream)); }
     if (failure_ != status::ok) { return false; }
     if (!open_) {
       if (!empty_place_) { keep(ring_.begin(backend_->now() + wait_limit_)); }
@@ -158,6 +179,7 @@ class change_staging {
   std::uint32_t lease_count_ = 0;
   std::uint32_t slot_count_ = 0;
   bool open_ = false;
+  bool sent_ = false;         // a part of the place's changes has been launched
   bool empty_place_ = false;  // the current place was opened and nothing was put into it
   status failure_ = status::ok;
 };

@@ -305,6 +305,8 @@ class offload_manager {
   {
     retire();
     if (status const sound = check_step(rows); sound != status::ok) { return sound; }
+    // What a step before could not tell the device comes first.
+    if (status const told = keeper_.flush(); told != status::ok) { return told; }
     close_sample();
     queue_.note_lateness();
     begun_ = {};
@@ -355,7 +357,8 @@ class offload_manager {
 
   /// Keeps each row's accepted tokens; full blocks are sealed and start for the host. Late rows are passed over; a row
   /// whose last visit is in hand counts as sampled. A failed row's tokens are all dropped: it stands where it did before the
-  /// step, and may be tried again.
+  /// step, and may be tried again. Where the stream waited for a recall in the host's stead, the row fails here if the recall
+  /// did; where not even that is known yet, begin_step refuses the row later on, which cannot go on then.
   /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
   status commit(std::span<commit_row const> rows) noexcept
   {
@@ -364,12 +367,15 @@ class offload_manager {
       if (queue_.finished(r.row) && r.accepted > queue_[r.row].new_tokens) { return status::invalid_argument; }
     }
     for (commit_row const& r : rows) {
+      if (queue_.finished(r.row)) { static_cast<void>(queue_.prove(r.row)); }
       bool const failed = queue_[r.row].progress == row_progress::failed;
       if (!queue_.finished(r.row) && !failed) { continue; }
       if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
       queue_.remove(r.row);
     }
-    return keeper_.write_back(recalls_.mover());
+    // What is refused now is sent with the next commit.
+    status const sent = keeper_.write_back(recalls_.mover());
+    return sent == status::device_lost ? sent : status::ok;
   }
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
@@ -504,7 +510,7 @@ class offload_manager {
     if (r->aborted) { return status::aborted; }
     if (r->code != status::ok) { return r->code; }
     recalls_.issue_planned(*r);
-    if (recalls_.copies_failed(*r)) { static_cast<void>(recalls_.fail(*r)); }
+    recalls_.settle(*r);
     bool travels = false;
     for (std::uint32_t i = 0; i < r->row_count; ++i) {
       if (recalls_.row_failed(*r, i)) { return status::transfer_failed; }
@@ -781,6 +787,13 @@ class offload_manager {
 
   [[nodiscard]] status prepare_row(step_row const& r) noexcept
   {
+    row_runtime& state = queue_[r.row];
+    status const proven = queue_.prove(r.row);
+    state.unsound = state.unsound || (proven != status::ok && proven != status::busy);
+    if (state.unsound) {
+      state.progress = row_progress::outside;
+      return status::transfer_failed;
+    }
     if (keeper_.leaves_device(r.row, r.tokens)) {
       if (status const written = keeper_.wait_written(r.row, recalls_.mover()); written != status::ok) {
         return written;
@@ -813,6 +826,8 @@ class offload_manager {
   void retire() noexcept
   {
     keeper_.poll();
+    recalls_.settle_all();
+    if (keeper_.flush() != status::ok) { return; }
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
       auto const row = static_cast<row_id>(r);
       if (!queue_[row].closing || keeper_.writes_fly(row) || recalls_.flies(row)) { continue; }

@@ -76,10 +76,18 @@ class recall_driver {
 
   // -- recalls
 
-  /// A place for a new recall. @status see recall_ring::acquire
+  /// A place for a new recall. @status see recall_ring::acquire; busy also while the device does not know of a recall that
+  /// went wrong: nothing may be resolved before that
   status take(ticket& given) noexcept
   {
-    return recalls_.acquire(given, backend_->now() + wait_limit_, [this](recall<B>& r) { issue_planned(r); });
+    if (unsettled()) {
+      settle_all();
+      if (unsettled()) { return status::busy; }
+    }
+    return recalls_.acquire(given, backend_->now() + wait_limit_, [this](recall<B>& r) {
+      issue_planned(r);
+      settle(r);
+    });
   }
 
   /// The recall of a ticket; nullptr where it is stale.
@@ -104,7 +112,7 @@ class recall_driver {
   {
     row_list const rows{.ids = r.rows, .count = r.row_count};
     status const resolved = resolve(r.layer, rows, stream, list_hits_only);
-    return resolved == status::ok ? plan(r, stream) : resolved;
+    return resolved == status::ok ? start(r, stream) : resolved;
   }
 
   // -- background
@@ -154,7 +162,7 @@ class recall_driver {
         .head_groups = head_groups_,
         .most_misses = background_blocks(r.row_count),
         .policy = policy_});
-    return resolved == status::ok ? plan(r, stream) : resolved;
+    return resolved == status::ok ? start(r, stream) : resolved;
   }
 
   /// Whether blocks that the row's last background recall was to bring did not arrive. They are misses again.
@@ -190,14 +198,25 @@ class recall_driver {
         .policy = policy_});
   }
 
-  /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
-  status fail(recall<B>& r) noexcept
+  /// Sees to it that the device knows of a recall that went wrong: its blocks become misses, their slots free, its rows are
+  /// posted as failed. What is refused is tried again at the next call.
+  void settle(recall<B>& r) noexcept
   {
-    r.failing = true;
-    return backend_->launch(
-      copies_.get(),
-      land_rows{
-        .plan = plan_of(r), .landed = landed_of(r), .first_row = 0, .row_count = r.row_count, .how = landing::failed});
+    if (r.unplanned) {
+      r.code = r.code == status::ok ? status::transfer_failed : r.code;
+      if (plan(r) != status::ok) { return; }
+      if (!plans_on_host) { static_cast<void>(issue(r)); }
+    } else if (r.owes || copies_failed(r)) {
+      static_cast<void>(fail(r));
+    }
+  }
+
+  /// As settle, for every recall.
+  void settle_all() noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      if (recalls_[i].active) { settle(recalls_[i]); }
+    }
   }
 
   /// For engines that plan on the host: enqueues the copies once the plan is there. In the order of the recalls: a row may
@@ -266,8 +285,36 @@ class recall_driver {
   /// Whether the recall's copies ended in failure and no row has been told.
   [[nodiscard]] bool copies_failed(recall<B>& r) noexcept
   {
-    return r.issued && !r.failing && backend_->done(r.landed_event) == event_state::failed;
+    if (!r.active || !r.issued || r.failing || r.over) { return false; }
+    event_state const state = backend_->done(r.landed_event);
+    r.over = state == event_state::done;
+    return state == event_state::failed;
   }
+
+  /// Whether the row's last recall is known to have landed, or to have had nothing to bring.
+  [[nodiscard]] bool box_landed(row_id row) const noexcept
+  {
+    row_mailbox const& words = box(row);
+    std::uint32_t const number = number_of(row);
+    if (device::load_acquire(&words.landed) == number) { return true; }
+    return device::load_acquire(&words.posted) == number && words.misses + words.flying == 0;
+  }
+
+  /// The recall that has that number for the row; nullptr where its place has been given out again.
+  [[nodiscard]] recall<B> const* numbered(row_id row, std::uint32_t number) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      recall<B> const& r = recalls_[i];
+      bool const demand = r.active && r.priority == recall_priority::demand;
+      for (std::uint32_t place = 0; demand && place < r.row_count; ++place) {
+        if (r.rows[place] == row && r.sequence[place] == number) { return &r; }
+      }
+    }
+    return nullptr;
+  }
+
+  /// Whether copies of the recall are not complete.
+  [[nodiscard]] bool flies(recall<B> const& r) noexcept { return !recalls_.copies_done(r); }
 
   /// Whether any recall that names the row's slots is not complete.
   [[nodiscard]] bool flies(row_id row) noexcept
@@ -275,7 +322,7 @@ class recall_driver {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B>& r = recalls_[i];
       issue_planned(r);
-      settle_background();
+      settle(r);
       if (names(r, row) && !recalls_.copies_done(r)) { return true; }
     }
     return false;
@@ -321,43 +368,29 @@ class recall_driver {
   /// Sleeps until the recall's copies are complete.
   status wait(recall<B>& r, nanoseconds deadline) noexcept
   {
-    while (r.active && !recalls_.copies_done(r)) {
+    for (;;) {
       issue_planned(r);
+      settle(r);
+      if (recalls_.copies_done(r)) { return status::ok; }
+      if (r.unplanned || r.owes) { return r.code == status::ok ? status::busy : r.code; }
       typename B::event_ref const event = r.issued ? r.landed_event : r.planned_event;
       if (status const waited = backend_->wait_any({&event, 1}, deadline); waited != status::ok) { return waited; }
     }
-    return status::ok;
   }
 
   /// Enqueues the planning of what has been resolved for the recall's rows, and starts the copies.
-  status plan(recall<B>& r, stream_ref stream) noexcept
+  status start(recall<B>& r, stream_ref stream) noexcept
   {
-    status result = backend_->launch(
-      stream,
-      plan_recall{
-        .rows = {.ids = r.rows, .count = r.row_count},
-        .lanes = keeper_->books().plan(),
-        .entries = r.entries,
-        .row_begin = r.row_begin,
-        .failed = r.failed,
-        .mailbox = boxes(r.priority),
-        .sequence = r.sequence,
-        .block_bytes = layout_.block_bytes,
-        .head_groups = head_groups_,
-        .max_selected = keeper_->books().sizes().max_selected});
-    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
-    r.planned = result == status::ok;
-    if (result == status::ok && TransferEngine::plans_on == plan_place::device) { result = issue(r); }
-    return result;
+    r.stream = stream;
+    status const planned = plan(r);
+    return planned == status::ok && !plans_on_host ? issue(r) : planned;
   }
 
   /// A background recall whose copies ended in failure gives its blocks up.
   void settle_background() noexcept
   {
     recall<B>* const r = recalls_.find(background_);
-    if (r != nullptr && r->priority == recall_priority::background && copies_failed(*r)) {
-      static_cast<void>(fail(*r));
-    }
+    if (r != nullptr && r->priority == recall_priority::background) { settle(*r); }
   }
 
   [[nodiscard]] row_mailbox* boxes(recall_priority priority) const noexcept
@@ -398,14 +431,77 @@ class recall_driver {
   /// failure.
   status issue(recall<B>& r) noexcept
   {
-    status result = backend_->wait(copies_.get(), r.planned_event);
-    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
-    if (result != status::ok) { result = fail(r); }
-    status const recorded = backend_->record(copies_.get(), r.landed_event);
     r.issued = true;
-    if (result == status::ok) { result = recorded; }
+    status result = order(r);
+    if (result == status::ok) { result = r.code; }
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
+    if (result == status::ok) { result = backend_->record(copies_.get(), r.landed_event); }
+    if (result == status::ok) { return result; }
+    result = fail(r);
     if (result != status::ok) { r.code = result; }
     return result;
+  }
+
+  /// Lets the copies' stream wait for the recall's plan.
+  status order(recall<B>& r) noexcept
+  {
+    if (r.ordered) { return status::ok; }
+    status const ordered = backend_->wait(copies_.get(), r.planned_event);
+    r.ordered = ordered == status::ok;
+    return ordered;
+  }
+
+  /// Enqueues the plan of what has been resolved.
+  status plan(recall<B>& r) noexcept
+  {
+    status result = backend_->launch(
+      r.stream,
+      plan_recall{
+        .rows = {.ids = r.rows, .count = r.row_count},
+        .lanes = keeper_->books().plan(),
+        .entries = r.entries,
+        .row_begin = r.row_begin,
+        .failed = r.failed,
+        .mailbox = boxes(r.priority),
+        .sequence = r.sequence,
+        .block_bytes = layout_.block_bytes,
+        .head_groups = head_groups_,
+        .max_selected = keeper_->books().sizes().max_selected});
+    if (result == status::ok) { result = backend_->record(r.stream, r.planned_event); }
+    r.planned = result == status::ok;
+    r.unplanned = result != status::ok && result != status::device_lost;
+    return result;
+  }
+
+  /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
+  status fail(recall<B>& r) noexcept
+  {
+    status result = order(r);
+    if (result == status::ok) {
+      result = backend_->launch(
+        copies_.get(),
+        land_rows{
+          .plan = plan_of(r),
+          .landed = landed_of(r),
+          .first_row = 0,
+          .row_count = r.row_count,
+          .how = landing::failed});
+    }
+    // Who waits for the recall now waits for this, and what is resolved from now on sees it.
+    if (result == status::ok) { result = backend_->record(copies_.get(), r.landed_event); }
+    if (result == status::ok) { result = backend_->wait(r.stream, r.landed_event); }
+    r.failing = result == status::ok;
+    r.owes = !r.failing && result != status::device_lost;
+    return result;
+  }
+
+  /// Whether something of a recall that went wrong could not be told to the device.
+  [[nodiscard]] bool unsettled() noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      if (recalls_[i].active && (recalls_[i].unplanned || recalls_[i].owes)) { return true; }
+    }
+    return false;
   }
 
   B* backend_;

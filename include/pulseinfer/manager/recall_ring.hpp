@@ -28,7 +28,11 @@ struct recall {
   bool active = false;      ///< given out; its events mean something
   bool planned = false;     ///< the plan's event has been recorded
   bool issued = false;      ///< copies have been enqueued and the landed event recorded
+  bool ordered = false;     ///< what is enqueued on the copies' stream comes behind the plan
   bool failing = false;     ///< its rows are being failed on the device
+  bool unplanned = false;   ///< its blocks have slots, and no plan names them: planning was refused
+  bool owes = false;        ///< its rows must still be failed on the device: that was refused
+  bool over = false;        ///< its copies were seen complete
   bool aborted = false;
   recall_priority priority = recall_priority::demand;
   status code = status::ok;
@@ -42,6 +46,7 @@ struct recall {
   std::uint32_t* failed = nullptr;     // [max_entries], likewise
   recall_entry* failures = nullptr;    // [max_entries], pinned
   recall_entry* entries = nullptr;     // [max_entries], where the engine reads plans
+  typename B::stream_ref stream = {};  ///< on which it was resolved
   typename B::event_ref planned_event = {};
   typename B::event_ref landed_event = {};
 };
@@ -83,10 +88,10 @@ class recall_ring {
   recall_ring(recall_ring&&) = delete;
 
   /// A place for a new recall; waits for the oldest copies where all places fly.
-  /// @param issue called with recalls that have been planned and not issued: issues those whose plan is there
+  /// @param attend called with recalls whose place is wanted: brings on what can be brought on
   /// @status busy: every place has a row standing at it; drain_timeout; device_lost
-  template <class Issue>
-  status acquire(ticket& given, nanoseconds deadline, Issue issue) noexcept
+  template <class Attend>
+  status acquire(ticket& given, nanoseconds deadline, Attend attend) noexcept
   {
     std::uint32_t const size = static_cast<std::uint32_t>(recalls_.size());
     // One place may be waited for twice: for its plan, then for its copies.
@@ -97,10 +102,10 @@ class recall_ring {
         std::uint32_t const place = (next_ + i) % size;
         recall<B>& r = recalls_[place];
         if (r.users != 0) { continue; }
-        if (r.active && r.planned && !r.issued) { issue(r); }
+        if (r.active) { attend(r); }
         if (!r.active || copies_done(r)) {
           r.active = true;
-          r.planned = r.issued = r.failing = r.aborted = false;
+          r.planned = r.issued = r.ordered = r.failing = r.over = r.aborted = false;
           r.priority = recall_priority::demand;
           r.code = status::ok;
           r.row_count = 0;
@@ -148,6 +153,7 @@ class recall_ring {
   [[nodiscard]] bool copies_done(recall<B> const& r) noexcept
   {
     if (!r.active) { return true; }
+    if (r.unplanned || r.owes) { return false; }
     if (r.issued) { return backend_->done(r.landed_event) != event_state::pending; }
     return !r.planned;
   }

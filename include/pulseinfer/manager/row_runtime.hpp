@@ -25,12 +25,16 @@ struct row_runtime {
   layer_id layer = none<layer_id>;
   bool attended_hits = false;     ///< the hits visit of this layer is out
   bool resident = true;           ///< known before the device says so: nothing of this layer travels
+  bool unsound = false;           ///< has tokens whose attention lacked blocks: it cannot go on
   bool closing = false;           ///< close was asked for while a recall flew
   std::uint8_t late_history = 0;  ///< bit i: late i steps ago
   std::uint8_t tries = 0;         ///< recalls of this layer that have failed
   std::uint32_t recall = 0;       ///< place of its recall in the ring; valid while `standing` and not resident
   std::uint32_t new_tokens = 0;
   std::uint32_t token_offset = 0;  ///< the row's first token in the engine's tensors
+  std::uint32_t unproven_first =
+    0;  ///< number of the first recall that a visit was handed with and the host had yet to see land
+  std::uint32_t unproven_last = 0;  ///< and of the last one; 0: there is none
   std::uint32_t misses = 0;
   std::uint64_t bytes = 0;
   nanoseconds entered{0};

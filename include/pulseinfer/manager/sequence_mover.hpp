@@ -126,6 +126,7 @@ class sequence_mover {
     slot_budget const& budget = keeper_->budget_;
     if (tokens > sequence.tokens) { return status::out_of_range; }
     if (tokens == sequence.tokens) { return status::ok; }
+    if (status const told = keeper_->flush(); told != status::ok) { return told; }
     std::uint32_t const sealed = tokens / budget.block_tokens;
     std::uint32_t const blocks = budget.blocks(tokens);
     if (!windows_hold(row, tokens)) { return status::invalid_state; }

@@ -128,6 +128,36 @@ class visit_queue {
     return state.progress == row_progress::done || in_last;
   }
 
+  /// Whether recalls that the stream waited for, and the host did not, brought all that the row has attended. Where they did
+  /// not, their blocks are recorded and the row has failed. May sleep then, until the device knows of it.
+  /// @status ok; busy: not known yet; transfer_failed, or what refused the recall
+  status prove(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    if (state.unproven_last == 0) { return status::ok; }
+    status result = status::ok;
+    bool travels = false;
+    for (std::uint32_t i = 0; i < recalls_->size(); ++i) {
+      recall<B>& r = recalls_->at(i);
+      if (!r.active || !names_unproven(r, row)) { continue; }
+      recalls_->settle(r);
+      if (r.failing) {
+        typename B::event_ref const told = r.landed_event;
+        static_cast<void>(backend_->wait_any({&told, 1}, backend_->now() + wait_limit_));
+      }
+      if (r.owes || r.code != status::ok) { result = r.code == status::ok ? status::transfer_failed : r.code; }
+      travels = travels || recalls_->flies(r);
+    }
+    if (is_unproven(state, device::load_acquire(&recalls_->box(row).failed))) {
+      result = status::transfer_failed;
+      record_failures(row);
+    }
+    if (result == status::ok && travels) { return status::busy; }
+    state.unproven_first = state.unproven_last = 0;
+    if (result != status::ok) { fail(row, result); }
+    return result;
+  }
+
   [[nodiscard]] bool is_late(row_id row) const noexcept
   {
     row_progress const progress = rows_[to_index(row)].progress;
@@ -240,7 +270,14 @@ class visit_queue {
         waited = state.recall;
       }
     }
-    for (row_id const row : rows) { rows_[to_index(row)].progress = row_progress::handed; }
+    for (row_id const row : rows) {
+      row_runtime& state = rows_[to_index(row)];
+      state.progress = row_progress::handed;
+      bool const seen = state.resident || !d.enqueue_wait || recalls_->box_landed(row);
+      if (seen) { continue; }
+      state.unproven_last = recalls_->number_of(row);
+      if (state.unproven_first == 0) { state.unproven_first = state.unproven_last; }
+    }
     hand(v, d.layer, rows, attended ? part::landed : part::whole);
     return true;
   }
@@ -279,8 +316,12 @@ class visit_queue {
         if (device::load_acquire(&words.failed) == recalls_->number_of(row)) {
           take_failure(row);
           if (state.progress != row_progress::standing) { continue; }
-        } else if (recalls_->copies_failed(r)) {
-          static_cast<void>(recalls_->fail(r));
+        } else {
+          recalls_->settle(r);
+          if (r.owes) {
+            fail(row, r.code == status::ok ? status::transfer_failed : r.code);
+            continue;
+          }
         }
         bool posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
         if (posted && words.stalled != 0) {
@@ -322,22 +363,41 @@ class visit_queue {
   void take_failure(row_id row) noexcept
   {
     row_runtime& state = rows_[to_index(row)];
-    recall<B> const& failed = recalls_->at(state.recall);
-    row_mailbox const& words = recalls_->box(row);
     ++sample_->failed_transfers;
     ++state.tries;
+    recalls_->settle_all();
     if (state.tries < max_tries_ && try_again(row)) { return; }
-    for (std::uint32_t i = 0; i < words.failed_blocks && failures_.size() < max_failures; ++i) {
-      recall_entry const& entry = failed.failures[words.failed_begin + i];
+    record_failures(row);
+    fail(row, status::transfer_failed);
+  }
+
+  /// Names the blocks that the row's last failed recall did not bring.
+  void record_failures(row_id row) noexcept
+  {
+    row_mailbox const& words = recalls_->box(row);
+    recall<B> const* const failed = recalls_->numbered(row, words.failed);
+    for (std::uint32_t i = 0; failed != nullptr && i < words.failed_blocks && failures_.size() < max_failures; ++i) {
       failures_.push_back(
         {.sequence = keeper_->sequences()[row].id,
          .row = row,
-         .layer = failed.layer,
-         .block = entry.block,
+         .layer = failed->layer,
+         .block = failed->failures[words.failed_begin + i].block,
          .code = status::transfer_failed,
-         .tries = state.tries});
+         .tries = std::max<std::uint32_t>(rows_[to_index(row)].tries, 1)});
     }
-    fail(row, status::transfer_failed);
+  }
+
+  [[nodiscard]] static bool is_unproven(row_runtime const& state, std::uint32_t number) noexcept
+  {
+    return number - state.unproven_first <= state.unproven_last - state.unproven_first;
+  }
+  [[nodiscard]] bool names_unproven(recall<B> const& r, row_id row) const noexcept
+  {
+    if (r.priority != recall_priority::demand) { return false; }
+    for (std::uint32_t place = 0; place < r.row_count; ++place) {
+      if (r.rows[place] == row && is_unproven(rows_[to_index(row)], r.sequence[place])) { return true; }
+    }
+    return false;
   }
 
   /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have

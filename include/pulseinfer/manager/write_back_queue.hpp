@@ -122,7 +122,7 @@ class write_back_queue {
     }
     b.refused = result != status::ok;
     // The event stands behind whatever was enqueued, so that pins are held until the last copy that flies is done.
-    status const recorded = backend_->record(stream_.get(), b.event.get());
+    status const recorded = mark(b);
     return result != status::ok ? result : recorded;
   }
 
@@ -133,6 +133,7 @@ class write_back_queue {
   {
     if (begun_ == ended_) { return false; }
     batch& b = batches_[ended_ % batches_.size()];
+    if (!b.marked && mark(b) != status::ok) { return false; }
     event_state const state = backend_->done(b.event.get());
     if (state == event_state::pending) { return false; }
     ++ended_;
@@ -146,7 +147,11 @@ class write_back_queue {
   status wait_oldest(nanoseconds deadline) noexcept
   {
     if (begun_ == ended_) { return status::ok; }
-    typename B::event_ref const event = batches_[ended_ % batches_.size()].event.get();
+    batch& b = batches_[ended_ % batches_.size()];
+    if (!b.marked) {
+      if (status const said = mark(b); said != status::ok) { return said; }
+    }
+    typename B::event_ref const event = b.event.get();
     return backend_->wait_any({&event, 1}, deadline);
   }
 
@@ -166,7 +171,16 @@ class write_back_queue {
     std::vector<pinned_slot> slots = {};
     std::vector<host_block_id> blocks = {};
     bool refused = false;
+    bool marked = false;  // its event stands behind its copies
   };
+
+  /// Records the batch's event. What is refused is tried again before the event is asked.
+  status mark(batch& b) noexcept
+  {
+    status const said = backend_->record(stream_.get(), b.event.get());
+    b.marked = said == status::ok || said == status::device_lost;
+    return said;
+  }
 
   [[nodiscard]] checksum_job* current_jobs() const noexcept
   {

@@ -68,12 +68,13 @@ class staging_ring {
 
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return bytes_ - used_; }
 
-  /// All that reads the open buffer has been enqueued on `stream`.
+  /// All that reads the open buffer has been enqueued on `stream`. On a refusal the buffer is still open.
   status end(typename B::stream_ref stream) noexcept
   {
+    if (status const said = backend_->record(stream, places_[current_].event); said != status::ok) { return said; }
     places_[current_].recorded = true;
     places_[current_].serial = ++serial_;
-    return backend_->record(stream, places_[current_].event);
+    return status::ok;
   }
 
   /// Number of the last `end`.

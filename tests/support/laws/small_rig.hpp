@@ -26,7 +26,7 @@ inline void need(pulseinfer::status said, char const* call)
 
 /// Streams in the order in which a manager creates them, behind the engine's own.
 struct streams_of_manager {
-  static constexpr std::uint32_t compute = 0, write_back = 1, move = 2, recall = 3;
+  static constexpr std::uint32_t compute = 0, write_back = 1, recall = 2, move = 3;
 };
 
 /// A selection of three blocks of two tokens, one of them open, and quotas of `spare_slots` above the floor.
