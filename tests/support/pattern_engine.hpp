@@ -307,8 +307,8 @@ class pattern_engine {
   }
 
   /// Compares what the host has of a row's sealed blocks with what was appended, in the layers that are written back.
-  /// @param all every sealed block must be there
-  void look_at_host(pulseinfer::row_id id, bool all = true)
+  /// @param all every sealed block must be there   @param most blocks to look at
+  void look_at_host(pulseinfer::row_id id, bool all = true, std::uint32_t most = ~0U)
   {
     moment const now = note()[to_index(id)];
     pulseinfer::sequence_state const& sequence = kv_.sequences()[id];
@@ -317,7 +317,7 @@ class pattern_engine {
     for (std::uint32_t l = 0; l < kv_.geometry().layers; ++l) {
       auto const layer = static_cast<pulseinfer::layer_id>(l);
       if (kv_.geometry().group_of(layer).kind != pulseinfer::layer_kind::selected) { continue; }
-      for (std::uint32_t b = 0; b < sequence.sealed; ++b) {
+      for (std::uint32_t b = 0; b < std::min(most, sequence.sealed); ++b) {
         if (is_none(sequence.host_blocks[b])) {
           if (!all) { continue; }
           report("row %d: block %u is sealed and not on the host", to_number(id), b);

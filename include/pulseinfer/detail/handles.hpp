@@ -3,6 +3,7 @@
 /// Streams and events of a backend, owned.
 
 #include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/detail/abandonment.hpp>
 
 #include <utility>
 
@@ -14,7 +15,10 @@ class owned_stream {
   /// @throws resource_error
   owned_stream(B& backend, stream_priority priority) : backend_{&backend}, stream_{backend.create_stream(priority)} {}
   owned_stream(owned_stream&&) = delete;
-  ~owned_stream() { backend_->destroy_stream(stream_); }
+  ~owned_stream()
+  {
+    if (!abandonment::under_way()) { backend_->destroy_stream(stream_); }
+  }
 
   [[nodiscard]] typename B::stream_ref get() const noexcept { return stream_; }
 
@@ -32,7 +36,7 @@ class owned_event {
   owned_event& operator=(owned_event&&) = delete;
   ~owned_event()
   {
-    if (backend_ != nullptr) { backend_->destroy_event(event_); }
+    if (backend_ != nullptr && !abandonment::under_way()) { backend_->destroy_event(event_); }
   }
 
   [[nodiscard]] typename B::event_ref get() const noexcept { return event_; }

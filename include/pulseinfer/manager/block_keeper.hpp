@@ -362,6 +362,16 @@ class block_keeper {
     return status::ok;
   }
 
+  /// Batches of blocks on their way to the host.
+  [[nodiscard]] std::uint32_t write_backs() const noexcept { return writes_.flying(); }
+
+  /// Whether the compute stream has work that has yet to run.
+  [[nodiscard]] bool compute_is_busy() noexcept
+  {
+    if (backend_->record(compute_, settled_.get()) != status::ok) { return false; }
+    return backend_->done(settled_.get()) == event_state::pending;
+  }
+
   /// Sleeps until what the compute stream has been given so far has run, or the deadline.
   status wait_compute(nanoseconds deadline) noexcept
   {

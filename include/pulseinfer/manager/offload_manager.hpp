@@ -9,6 +9,7 @@
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/concepts/transfer_engine.hpp>
+#include <pulseinfer/detail/abandonment.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
@@ -32,6 +33,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,6 +76,15 @@ struct memory_use {
   std::uint64_t digest_bytes = 0;     ///< digest extents in use
   std::uint64_t book_bytes = 0;       ///< ids, counts, tables
   std::uint64_t host_bytes = 0;       ///< host blocks in use
+};
+
+/// Work that names a manager's memory and is not complete.
+struct work_in_flight {
+  std::uint32_t recalls = 0;
+  std::uint32_t write_backs = 0;  ///< batches of blocks on their way to the host
+  bool launches = false;          ///< on the compute stream
+
+  [[nodiscard]] bool idle() const { return recalls == 0 && write_backs == 0 && !launches; }
 };
 
 /// Composes the policies over a backend. One thread drives it. The backend, the compute stream and what the host engine
@@ -135,8 +146,16 @@ class offload_manager {
 
   offload_manager(offload_manager&&) = delete;
 
-  /// Waits until nothing flies that names the manager's memory, at most options.wait_limit.
-  ~offload_manager() { static_cast<void>(drain(backend_->now() + options_.wait_limit)); }
+  /// Waits until nothing flies that names the manager's memory, at most options.wait_limit. What flies still keeps it all:
+  /// the memory and the handles are lost then, on purpose, and a line on the standard error stream says so.
+  ~offload_manager()
+  {
+    status const drained = drain(backend_->now() + options_.wait_limit);
+    if (drained == status::ok || drained == status::device_lost) { return; }
+    kept_.begin();
+    std::fprintf(
+      stderr, "pulseinfer: a manager ends with work in flight (%s); its memory stays allocated\n", name_of(drained));
+  }
 
   // -- sequences, between steps
 
@@ -300,13 +319,16 @@ class offload_manager {
   /// row_status says so; on invalid ones nothing has changed. Without rows nothing is enqueued.
   /// @status out_of_range, invalid_state (not open, late, or named twice), invalid_argument (0 tokens, or more than the
   ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); transfer_failed (blocks of a
-  ///         row could not be written to the host); stalled, drain_timeout where the device does not get on
+  ///         row could not be written to the host); stalled, drain_timeout where the device does not get on; device_lost
+  ///         for ever, once a call has met a sticky error: row_status says so of every row, and what the host has of the
+  ///         sequences stays readable until they are closed
   status begin_step(std::span<step_row const> rows) noexcept
   {
     retire();
     if (status const sound = check_step(rows); sound != status::ok) { return sound; }
+    if (queue_.lost()) { return status::device_lost; }
     // What a step before could not tell the device comes first.
-    if (status const told = keeper_.flush(); told != status::ok) { return told; }
+    if (status const told = keeper_.flush(); told != status::ok) { return noted(told); }
     close_sample();
     queue_.note_lateness();
     begun_ = {};
@@ -323,7 +345,7 @@ class offload_manager {
     if (ready == status::ok) { ready = flushed; }
     if (ready != status::ok) {
       for (std::size_t i = 0; i < prepared; ++i) { keeper_.sequences().drop(rows[i].row); }
-      return ready;
+      return noted(ready);
     }
     row_id* const list = arena_.take(rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -347,9 +369,9 @@ class offload_manager {
   template <host_tensor Keys, host_tensor Values, host_tensor Queries>
   status enter(layer_id layer, row_list rows, Keys const& keys, Values const& values, Queries const& queries) noexcept
   {
-    return enter_layer(
+    return noted(enter_layer(
       layer, rows, tensor_traits<Keys>::view(keys), tensor_traits<Values>::view(values),
-      tensor_traits<Queries>::view(queries));
+      tensor_traits<Queries>::view(queries)));
   }
 
   /// The visits of this step.
@@ -375,7 +397,7 @@ class offload_manager {
     }
     // What is refused now is sent with the next commit.
     status const sent = keeper_.write_back(recalls_.mover());
-    return sent == status::device_lost ? sent : status::ok;
+    return sent == status::device_lost ? noted(sent) : status::ok;
   }
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
@@ -551,11 +573,18 @@ class offload_manager {
   /// @status drain_timeout: some still are at the deadline
   status drain(nanoseconds deadline) noexcept
   {
-    if (status const arrived = recalls_.drain(deadline); arrived != status::ok) { return arrived; }
+    if (status const arrived = recalls_.drain(deadline); arrived != status::ok) { return noted(arrived); }
     status const drained = keeper_.drain(deadline);
     retire();
     status const settled = keeper_.wait_compute(deadline);
-    return drained != status::ok ? drained : settled;
+    return noted(drained != status::ok ? drained : settled);
+  }
+
+  /// What is under way that names the manager's memory: what drain would wait for.
+  [[nodiscard]] work_in_flight in_flight() noexcept
+  {
+    retire();
+    return {.recalls = recalls_.flying(), .write_backs = keeper_.write_backs(), .launches = keeper_.compute_is_busy()};
   }
 
   /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
@@ -566,7 +595,8 @@ class offload_manager {
   /// What a row last failed with; ok while nothing did. out_of_range for a row that is none of the manager's.
   [[nodiscard]] status row_status(row_id row) const noexcept
   {
-    return keeper_.sequences().in_range(row) ? queue_[row].code : status::out_of_range;
+    if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+    return queue_.lost() && keeper_.sequences()[row].open() ? status::device_lost : queue_[row].code;
   }
   /// idle for a row without a sequence, or none of the manager's.
   [[nodiscard]] row_mode mode_of(row_id row) const noexcept
@@ -692,7 +722,7 @@ class offload_manager {
     said = admission::rejected;
     bool const sound = request.max_tokens != 0 && request.max_tokens <= options_.max_tokens &&
       request.prompt_tokens <= request.max_tokens;
-    if (!sound) { return none<row_id>; }
+    if (!sound || queue_.lost()) { return none<row_id>; }
     demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, request.keep_resident);
     wanted.host_blocks -= std::min<std::uint64_t>(wanted.host_blocks, shared);
     said = admission_.admit(wanted, keeper_.capacity_now(running_rows()));
@@ -822,12 +852,20 @@ class offload_manager {
     if (counts) { admission_.observe(meter_.last()); }
   }
 
+  /// A sticky error of the device ends the manager for all rows.
+  status noted(status said) noexcept
+  {
+    if (said == status::device_lost && !queue_.lost()) { queue_.lose(); }
+    return said;
+  }
+
   /// Gives rows back whose close waited for copies: what they name, slots and host blocks, is not another's before.
   void retire() noexcept
   {
     keeper_.poll();
     recalls_.settle_all();
-    if (keeper_.flush() != status::ok) { return; }
+    status const told = keeper_.flush();
+    if (told != status::ok && told != status::device_lost) { return; }
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
       auto const row = static_cast<row_id>(r);
       if (!queue_[row].closing || keeper_.writes_fly(row) || recalls_.flies(row)) { continue; }
@@ -988,6 +1026,7 @@ class offload_manager {
     return r.code;
   }
 
+  detail::abandonment kept_;  // first, so that it outlives what it keeps
   B* backend_;
   stream_ref compute_;
   kv_geometry geometry_;

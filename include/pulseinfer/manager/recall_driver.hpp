@@ -328,6 +328,14 @@ class recall_driver {
     return false;
   }
 
+  /// Recalls that are not complete.
+  [[nodiscard]] std::uint32_t flying() noexcept
+  {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) { count += recalls_.copies_done(recalls_[i]) ? 0U : 1U; }
+    return count;
+  }
+
   /// Sleeps until no recall that names the row's slots is under way.
   status wait_row(row_id row, nanoseconds deadline) noexcept
   {

@@ -155,7 +155,8 @@ class recall_ring {
     if (!r.active) { return true; }
     if (r.unplanned || r.owes) { return false; }
     if (r.issued) { return backend_->done(r.landed_event) != event_state::pending; }
-    return !r.planned;
+    // A plan that failed is issued by nobody.
+    return !r.planned || backend_->done(r.planned_event) == event_state::failed;
   }
 
  private:

@@ -164,6 +164,18 @@ class visit_queue {
     return progress == row_progress::standing || progress == row_progress::begun || progress == row_progress::handed;
   }
 
+  /// The device is lost: every row that stands in a step has failed, and there are no more visits.
+  void lose() noexcept
+  {
+    lost_ = true;
+    for (row_id const row : step_rows_) {
+      if (!finished(row)) { fail(row, status::device_lost); }
+    }
+    due_.clear();
+    handed_ = visit{};
+  }
+  [[nodiscard]] bool lost() const noexcept { return lost_; }
+
   /// Between two steps: who was left late.
   void note_lateness() noexcept
   {
@@ -183,11 +195,16 @@ class visit_queue {
   {
     settle_visit();
     slept_ = false;
+    if (lost_) { return false; }
     if constexpr (hits_first) {
       if (!due_.empty()) { return hand_due(v); }
     }
     for (;;) {
       observe();
+      if (lost_) {
+        lose();
+        return false;
+      }
       if (scheduler_rows_.empty()) { return false; }
       decision const d = scheduler_.decide(scheduler_rows_, link_, backend_->now(), chosen_);
       if (d.kind == decision_kind::end_step) { return false; }
@@ -451,6 +468,7 @@ class visit_queue {
     leave(row);
     rows_[to_index(row)].progress = row_progress::failed;
     rows_[to_index(row)].code = code;
+    lost_ = lost_ || code == status::device_lost;
   }
 
   B* backend_;
@@ -474,6 +492,7 @@ class visit_queue {
   std::vector<failure_record> failures_;
   visit handed_ = {};
   link_state link_ = {};
+  bool lost_ = false;  // by a sticky error of the device
 };
 
 }  // namespace pulseinfer

@@ -156,6 +156,7 @@ class write_back_queue {
   }
 
   [[nodiscard]] bool idle() const noexcept { return begun_ == ended_; }
+  [[nodiscard]] std::uint32_t flying() const noexcept { return static_cast<std::uint32_t>(begun_ - ended_); }
   [[nodiscard]] std::uint64_t sent_bytes() const noexcept { return bytes_; }  ///< of the last batch
 
  private:

@@ -3,6 +3,7 @@
 /// One piece of a backend's memory.
 
 #include <pulseinfer/concepts/backend.hpp>
+#include <pulseinfer/detail/abandonment.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +42,9 @@ class slab {
   }
   ~slab()
   {
-    if (data_ != nullptr) { backend_->deallocate(space_, data_, static_cast<std::size_t>(bytes_)); }
+    if (data_ != nullptr && !detail::abandonment::under_way()) {
+      backend_->deallocate(space_, data_, static_cast<std::size_t>(bytes_));
+    }
   }
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }

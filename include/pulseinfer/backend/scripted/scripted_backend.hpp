@@ -75,7 +75,12 @@ class scripted_backend {
   scripted_backend& operator=(scripted_backend const&) = delete;
 
   /// Runs out what can run.
-  ~scripted_backend() { static_cast<void>(synchronize()); }
+  ~scripted_backend()
+  {
+    static_cast<void>(synchronize());
+    // What was left to a device that had not come to its end.
+    for (given const& g : given_) { detail::deallocate_host_memory(ledger_, g.space, g.pointer, g.bytes); }
+  }
 
   // Streams -----------------------------------------------------------------------------------------------------------
 
@@ -223,13 +228,17 @@ class scripted_backend {
         std::to_string(ledger_.used_bytes(space)) + " B in use"};
     }
     void* const pointer = detail::allocate_host_memory(ledger_, space, bytes);
-    if (pointer != nullptr) { std::memset(pointer, 0xFF, bytes); }
+    if (pointer != nullptr) {
+      std::memset(pointer, 0xFF, bytes);
+      given_.push_back({space, pointer, bytes});
+    }
     return pointer;
   }
 
   void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
   {
     if (pointer != nullptr && !lost_) { watch(static_cast<std::byte const*>(pointer), bytes); }
+    std::erase_if(given_, [&](given const& g) { return g.pointer == pointer; });
     detail::deallocate_host_memory(ledger_, space, pointer, bytes);
   }
 
@@ -373,6 +382,12 @@ class scripted_backend {
     detail::stream_position until = {};
     std::uint64_t serial = 0;
     bool failed = false;
+  };
+
+  struct given {
+    memory_space space = memory_space::device;
+    void* pointer = nullptr;
+    std::size_t bytes = 0;
   };
 
   /// What the rules have decided for a call.
@@ -720,6 +735,7 @@ class scripted_backend {
   std::vector<stream_state> streams_;      // [max_streams]
   std::vector<event_place> events_;        // [max_events]
   std::vector<std::uint64_t> rules_seen_;  // [rules]
+  std::vector<given> given_;               // memory that has not come back
   random_source order_random_;
   random_source fault_random_;
   std::vector<choice> choices_;
