@@ -1,5 +1,7 @@
+#include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/backend/sim/sim_backend.hpp>
+#include <pulseinfer/backend/traced.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 
 #include <doctest/doctest.h>
@@ -13,6 +15,16 @@
 
 using namespace pulseinfer;
 using namespace pulseinfer_test;
+
+namespace {
+
+/// A backend whose launches are dear.
+template <class B>
+struct dear : B {
+  static constexpr bool prefers_few_launches = true;
+};
+
+}  // namespace
 
 TEST_SUITE("transfer")
 {
@@ -79,6 +91,28 @@ TEST_SUITE("transfer")
     CHECK(backend.queued_tasks() == 2);
     backend.run_all();
     backend.destroy_stream(stream);
+  }
+
+  TEST_CASE("rows land together by default where launches are dear, also behind decorators, and one by one elsewhere")
+  {
+    using dear_cpu = dear<cpu_backend>;
+    static_assert(prefers_few_launches<traced<dear_cpu>> && prefers_few_launches<checked<dear_cpu>>);
+    static_assert(!prefers_few_launches<traced<cpu_backend>> && !prefers_few_launches<sim_backend>);
+    auto const launches = [&](auto& backend, gather_scatter_engine const& engine) {
+      recall_scene scene{{}};
+      plan_three_rows(scene, 1);
+      backend.launches = 0;
+      auto bound = engine.bind(backend, limits_of(scene));
+      CHECK(bound.recall_async({}, scene.plan(), scene.landed()) == status::ok);
+      for (std::uint32_t place = 0; place < 3; ++place) { CHECK(scene.has_landed(place)); }
+      return backend.launches;
+    };
+    dear<immediate_backend> dear_one;
+    immediate_backend cheap_one;
+    CHECK(launches(dear_one, {}) == 2);
+    CHECK(launches(cheap_one, {}) == 6);
+    CHECK(launches(dear_one, {.rows_per_landing = 1}) == 6);
+    CHECK(launches(cheap_one, {.rows_per_landing = 0}) == 2);
   }
 
   TEST_CASE("a plan that can hold no entries is posted without a gather")

@@ -82,6 +82,7 @@ class checked {
   using event_ref = typename B::event_ref;
 
   static constexpr bool host_reads_device_memory = detail::host_reads_device_memory<B>;
+  static constexpr bool prefers_few_launches = pulseinfer::prefers_few_launches<B>;
 
   /// Arguments are those of `B`.
   template <class... Args>

@@ -40,6 +40,7 @@ class traced {
   using event_ref = typename B::event_ref;
 
   static constexpr bool host_reads_device_memory = requires { requires B::host_reads_device_memory; };
+  static constexpr bool prefers_few_launches = pulseinfer::prefers_few_launches<B>;
 
   /// Arguments are those of `B`.
   template <class... Args>

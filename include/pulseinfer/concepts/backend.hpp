@@ -131,6 +131,11 @@ concept clock_source = requires(B const& backend) {
 template <class B>
 concept backend = launcher<B> && copier<B> && event_source<B> && memory_source<B> && clock_source<B>;
 
+/// Whether a launch on `B` costs as much as moving hundreds of kilobytes over the link (a GPU), so that policies which are free
+/// to choose should launch less often. A backend says so by a static member of this name; others need none.
+template <class B>
+inline constexpr bool prefers_few_launches = requires { requires B::prefers_few_launches; };
+
 /// One sentence for each requirement that `B` misses. What cannot be said without another requirement waits for that one.
 template <class B>
 consteval bool explain_backend()

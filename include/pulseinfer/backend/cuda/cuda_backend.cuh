@@ -54,6 +54,8 @@ class cuda_backend {
   using stream_ref = cuda_stream_ref;
   using event_ref = handle_ref<event_tag>;
 
+  static constexpr bool prefers_few_launches = true;
+
   /// @throws configuration_error for sizes of 0, a device that is not there or scratch that its blocks can't have; cuda_error
   explicit cuda_backend(cuda_options options = {})
     : options_{options},
