@@ -113,6 +113,35 @@ class device_rig {
     std::memcpy(heap, expected_, bytes);
   }
 
+  /// Runs the operation on the CPU and as its own kernel on the GPU, from the same memory, which must be the same afterwards.
+  /// The CPU's result stays.
+  template <operation Op>
+  void check_kernel(Op const& op, sameness how = sameness::words)
+  {
+    device_heap_pause const pause;
+    REQUIRE(pulseinfer::detail::kernel_override<Op>::takes(op));
+    std::size_t const bytes = device_heap::used();
+    std::byte* const heap = device_heap::begin();
+    std::memcpy(before_, heap, bytes);
+    std::vector<std::byte> scratch(op.scratch_bytes(1) + 16);
+    run_operation(op, {.data = scratch.data(), .bytes = scratch.size()});
+    std::memcpy(expected_, heap, bytes);
+    CHECK_MESSAGE(std::memcmp(expected_, before_, bytes) != 0, Op::name << " has nothing to do");
+    std::memcpy(heap, before_, bytes);
+    REQUIRE(backend.launch(stream, op) == status::ok);
+    compare(Op::name, 0, bytes, how);
+    std::memcpy(heap, expected_, bytes);
+  }
+
+  /// Runs the operation on the GPU. The heap changes.
+  template <operation Op>
+  void run(Op const& op)
+  {
+    device_heap_pause const pause;
+    REQUIRE(backend.launch(stream, op) == status::ok);
+    REQUIRE_MESSAGE(backend.synchronize(stream) == status::ok, Op::name << ": " << backend.last_error());
+  }
+
   cuda_backend backend;
   cuda_backend::stream_ref stream;
 
@@ -767,6 +796,365 @@ TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU
     }
     rig().check(patch_words{.patches = patches.data(), .count = static_cast<std::uint32_t>(patches.size())});
     rig().check(fill_words{.target = s.words.data(), .count = s.words.size() * 4, .value = 0xABCD1234U});
+  }
+}
+
+TEST_CASE("attention's own kernel gives what the generic body gives, for groups of 1 to 32, sizes of rows, parts, "
+          "drafts and types")
+{
+  struct shape {
+    dtype type;
+    std::uint32_t kv_heads, group, dim, value_dim, head_groups, block_tokens;
+    token_order order;
+  };
+  using enum token_order;
+  for (shape const& s :
+       {shape{dtype::bfloat16, 2, 1, 128, 0, 1, 16, hnd}, shape{dtype::bfloat16, 1, 2, 64, 0, 1, 16, hnd},
+        shape{dtype::float16, 2, 3, 96, 0, 2, 5, nhd}, shape{dtype::bfloat16, 2, 5, 128, 0, 1, 16, hnd},
+        shape{dtype::float16, 1, 8, 256, 0, 1, 64, hnd}, shape{dtype::bfloat16, 1, 8, 64, 0, 1, 1, nhd},
+        shape{dtype::float16, 2, 6, 80, 0, 1, 16, nhd}, shape{dtype::bfloat16, 1, 16, 192, 0, 1, 16, nhd},
+        shape{dtype::float16, 1, 32, 128, 0, 1, 16, hnd}, shape{dtype::float32, 2, 4, 64, 0, 1, 16, hnd},
+        shape{dtype::float32, 1, 5, 128, 0, 1, 17, nhd}, shape{dtype::float32, 1, 2, 256, 0, 1, 16, hnd},
+        shape{dtype::bfloat16, 1, 16, 576, 512, 1, 16, hnd}, shape{dtype::float16, 1, 3, 320, 256, 1, 16, hnd}}) {
+    CAPTURE(s.dim);
+    CAPTURE(s.group);
+    rig();
+    device_heap_scope const scope;
+    kv_geometry geometry = geometry_of(s.type, s.kv_heads, s.group, s.dim, s.head_groups);
+    geometry.layers = 1;
+    geometry.block_tokens = s.block_tokens;
+    geometry.order = s.order;
+    geometry.value_dim = s.value_dim;
+    geometry.value_is_key_prefix = s.value_dim != 0;
+    cache c{geometry, {{700, 1}, {1, 1}, {33, 3}, {0, 0}, {290, 5}}, s.dim + s.group};
+    tensor queries{s.type, c.tensor_tokens, geometry.query_heads, s.dim, 2};
+    tensor out{dtype::float32, c.tensor_tokens, geometry.query_heads, c.layout.value_dim};
+    queries.randomise(c.random);
+    std::vector<float> lse(c.tensor_tokens * geometry.query_heads);
+    auto const lands = [&](std::uint32_t lane, std::uint32_t block) {
+      row_info const& row = c.info[lane / geometry.head_groups];
+      return block % 3 == 1 && block < static_cast<std::uint32_t>(row.tokens - row.new_tokens) / s.block_tokens;
+    };
+    paged_attention attend{
+      .table = c.table(0, [](auto, auto) { return true; }),
+      .rows = c.rows(),
+      .queries = queries.view,
+      .out = out.view,
+      .lse = lse.data(),
+      .scale = 2.0F / std::sqrt(static_cast<float>(s.dim)),
+      .most_queries = c.most_new};
+    rig().check_kernel(attend, sameness::floats);
+    attend.table = c.table(0, [&](auto lane, auto block) { return !lands(lane, block); }, part::hits);
+    rig().check_kernel(attend, sameness::floats);
+    attend.table = c.table(0, lands, part::landed);
+    rig().check_kernel(attend, sameness::floats);
+  }
+}
+
+TEST_CASE("attention's own kernel writes bfloats, and no log-sums where none are asked for")
+{
+  rig();
+  device_heap_scope const scope;
+  kv_geometry const geometry = geometry_of(dtype::bfloat16, 2, 4, 128);
+  cache c{geometry, {{500, 1}, {77, 2}}, 4};
+  tensor queries{dtype::bfloat16, c.tensor_tokens, geometry.query_heads, 128};
+  tensor out{dtype::bfloat16, c.tensor_tokens, geometry.query_heads, 128, 8};
+  queries.randomise(c.random);
+  rig().check_kernel(
+    paged_attention{
+      .table = c.table(1, [](auto, auto block) { return block != 2; }),
+      .rows = c.rows(),
+      .queries = queries.view,
+      .out = out.view,
+      .scale = 0.1F,
+      .most_queries = 2},
+    sameness::bfloats);
+}
+
+TEST_CASE("law 2: attention on the GPU is bit for bit the same in other slots, alone or among rows, whatever the "
+          "table's stride")
+{
+  for (std::uint32_t const group : {4U, 8U}) {
+    rig();
+    device_heap_scope const scope;
+    kv_geometry geometry = geometry_of(dtype::bfloat16, 2, group, 128);
+    geometry.layers = 1;
+    cache c{geometry, {{1000, 1}, {219, 2}, {48, 1}}, 21};
+    tensor queries{dtype::bfloat16, c.tensor_tokens, geometry.query_heads, 128};
+    tensor out{dtype::float32, c.tensor_tokens, geometry.query_heads, 128};
+    queries.randomise(c.random);
+    std::vector<float> lse(c.tensor_tokens * geometry.query_heads);
+    block_table const table = c.table(0, [](std::uint32_t, std::uint32_t block) { return block % 5 != 3; });
+    paged_attention attend{
+      .table = table,
+      .rows = c.rows(),
+      .queries = queries.view,
+      .out = out.view,
+      .lse = lse.data(),
+      .scale = 0.1F,
+      .most_queries = c.most_new};
+    rig().run(attend);
+    std::vector<std::byte> const whole = out.bytes();
+    std::vector<float> const log_sums = lse;
+
+    std::vector<std::int32_t> order(c.pool.slots);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), c.random);
+    std::vector<std::byte> moved(std::size_t{c.pool.slots} * c.layout.block_bytes);
+    for (std::uint32_t slot = 0; slot < c.pool.slots; ++slot) {
+      std::memcpy(
+        moved.data() + static_cast<std::size_t>(order[slot]) * c.layout.block_bytes,
+        c.pool.address(layer_id{0}, static_cast<slot_id>(slot)), c.layout.block_bytes);
+    }
+    std::vector<std::byte*> bases{moved.data()};
+    std::uint32_t const stride = table.stride + 9;
+    std::vector<slot_id> slots(std::size_t{c.residency.lanes} * stride, none<slot_id>);
+    for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) {
+      for (std::uint32_t i = 0; i < table.counts[lane]; ++i) {
+        slots[std::size_t{lane} * stride + i] =
+          static_cast<slot_id>(order[to_index(table.slots[std::size_t{lane} * table.stride + i])]);
+      }
+    }
+    attend.table.slots = slots.data();
+    attend.table.stride = stride;
+    attend.table.pool.layer_base = bases.data();
+    out.randomise(c.random);
+    std::fill(lse.begin(), lse.end(), 0.0F);
+    // Each row by itself, the last one with room for more queries.
+    for (std::uint32_t i = 0; i < c.ids.size(); ++i) {
+      attend.rows = {.ids = c.ids.data() + i, .count = 1};
+      attend.most_queries =
+        i + 1 == c.ids.size() ? 7U : static_cast<std::uint32_t>(c.info[to_index(c.ids[i])].new_tokens);
+      rig().run(attend);
+    }
+    std::size_t differing = 0;
+    auto const* const now = out.view.data;
+    for (row_info const& row : c.info) {
+      auto const begin = static_cast<std::size_t>(row.token_offset) * out.view.token_stride;
+      auto const bytes = static_cast<std::size_t>(row.new_tokens) * out.view.token_stride;
+      differing += std::memcmp(now + begin, whole.data() + begin, bytes) != 0 ? 1U : 0U;
+    }
+    CHECK(differing == 0);
+    CHECK(std::memcmp(lse.data(), log_sums.data(), lse.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE(
+  "law 8: top-K's own kernel takes the same of up to 131,072 votes as the CPU, whatever their order, ties and kinds")
+{
+  std::mt19937 random{11};
+  auto const draw = [&](std::uint32_t below) { return static_cast<std::uint32_t>(random() % below); };
+  for (std::uint32_t round = 0; round < 60; ++round) {
+    rig();
+    device_heap_scope const scope;
+    std::uint32_t const blocks = round < 2 ? 131072U : round < 4 ? 4097U + round : 1U + draw(round < 20 ? 9000U : 60U);
+    std::uint32_t const head_groups = 1 + round % 3;
+    std::uint32_t const pitch = round_up(blocks, 4U);
+    std::vector<row_info> info(2);
+    info[0] = {.tokens = static_cast<std::int32_t>(blocks * 4), .new_tokens = 1};
+    info[1] = {.tokens = static_cast<std::int32_t>(1 + draw(blocks * 4)), .new_tokens = static_cast<std::int32_t>(1)};
+    std::vector<row_id> ids = {row_id{1}, row_id{0}};
+    std::vector<float> votes(std::size_t{2} * head_groups * pitch);
+    for (float& vote : votes) {
+      switch (round % 5) {
+        case 0: vote = static_cast<float>(draw(3)); break;
+        case 1:
+          vote = std::ldexp(1.0F + static_cast<float>(draw(1U << 20U)) * 0x1p-20F, -static_cast<int>(draw(40)));
+          break;
+        case 2: vote = 0.25F; break;
+        case 3: vote = static_cast<float>(static_cast<int>(draw(200)) - 100) * 1e-3F; break;
+        default:
+          vote = draw(9) == 0 ? std::nanf("") : draw(9) == 0 ? -0.0F : draw(9) == 0 ? INFINITY : 1e-30F * draw(1000);
+      }
+    }
+    std::uint32_t const most = 1 + draw(std::min(blocks + 10U, 5000U));
+    std::uint32_t const lanes = 2 * head_groups;
+    std::uint32_t const words = blocks / 32 + 1;
+    std::vector<block_id> chosen(std::size_t{lanes} * most);
+    std::vector<std::uint32_t> counts(lanes, 77U);
+    std::vector<std::uint32_t> previous(std::size_t{lanes} * words, 0xA5A5A5A5U);
+    rig().check_kernel(select_top_k{
+      .layer = layer_id{0},
+      .rows = {.ids = ids.data(), .count = 2},
+      .info = info.data(),
+      .votes = votes.data(),
+      .selection =
+        {.ids = chosen.data(),
+         .counts = counts.data(),
+         .previous = previous.data(),
+         .max_selected = most,
+         .lanes = lanes,
+         .previous_words = words},
+      .vote_pitch = pitch,
+      .head_groups = head_groups,
+      .block_tokens = 4,
+      .budget_blocks = 1 + draw(most + 2),
+      .sink_blocks = draw(7),
+      .recent_blocks = draw(9),
+      .remember = round % 2 == 0});
+  }
+}
+
+TEST_CASE(
+  "the kernels of scores, shares, votes and top-K choose on the GPU what a CPU chooses, but for rounding at the cut")
+{
+  struct shape {
+    std::uint32_t blocks, dim, kv_heads, group, queries, head_groups;
+    dtype digest;
+  };
+  std::mt19937 random{5};
+  for (shape const& s :
+       {shape{300, 128, 1, 4, 1, 1, dtype::float16}, shape{1111, 64, 2, 8, 3, 1, dtype::float16},
+        shape{65, 128, 4, 2, 2, 4, dtype::float32}, shape{9001, 64, 1, 1, 1, 1, dtype::float32},
+        shape{2050, 256, 1, 6, 2, 1, dtype::float16}, shape{520, 40, 2, 5, 1, 2, dtype::float32},
+        shape{777, 128, 2, 7, 2, 1, dtype::float16}}) {
+    CAPTURE(s.blocks);
+    rig();
+    device_heap_scope const scope;
+    constexpr std::uint32_t rows = 3, block_tokens = 16, extent_blocks = 24, budget = 32;
+    std::uint32_t const elements = device::cuboid_mean_elements(s.dim);
+    std::uint32_t const heads = s.kv_heads * s.group;
+    std::uint32_t const pitch = round_up(s.blocks, 16U);
+    std::vector<row_id> ids = {row_id{2}, row_id{0}, row_id{1}};
+    std::vector<row_info> info(rows);
+    std::uint32_t const new_tokens[rows] = {s.queries, 1U, s.queries};
+    std::uint32_t const tokens[rows] = {
+      s.blocks * block_tokens, s.blocks * 9U, 20U * block_tokens};  // the last is all kept
+    std::int32_t offset = 1;
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      info[r] = {
+        .tokens = static_cast<std::int32_t>(tokens[r]),
+        .new_tokens = static_cast<std::int32_t>(new_tokens[r]),
+        .token_offset = offset};
+      offset += info[r].new_tokens;
+    }
+    tensor queries{dtype::bfloat16, static_cast<std::uint64_t>(offset), heads, s.dim, 1};
+    queries.randomise(random);
+
+    std::uint32_t const extents = divide_up(s.blocks, extent_blocks);
+    std::vector<std::uint64_t> layer_offset{0, 64};
+    std::vector<std::uint64_t> block_bytes{0, std::uint64_t{s.kv_heads} * elements * size_of(s.digest)};
+    std::uint64_t const extent_bytes = 64 + extent_blocks * block_bytes[1];
+    std::vector<std::byte> digests(std::size_t{rows} * extents * extent_bytes);
+    std::normal_distribution<float> normal;
+    std::vector<std::int32_t> extent_of(std::size_t{rows} * extents);
+    std::iota(extent_of.begin(), extent_of.end(), 0);
+    std::shuffle(extent_of.begin(), extent_of.end(), random);
+    for (std::size_t i = 0; i < digests.size() / size_of(s.digest); ++i) {
+      store_from_float(digests.data(), s.digest, i, normal(random));
+    }
+
+    std::uint32_t const words = divide_up(s.blocks, 32U);
+    std::uint32_t const lanes = rows * s.head_groups;
+    std::vector<block_id> chosen(std::size_t{lanes} * budget);
+    std::vector<std::uint32_t> counts(lanes);
+    std::vector<std::uint32_t> previous(std::size_t{2} * lanes * words, 0x8421C0DEU);
+    std::vector<float> scores(std::size_t{rows} * 2 * heads * pitch, 0.0F);
+    std::vector<float> votes(std::size_t{lanes} * pitch, 0.0F);
+    selection_ref const selection{
+      .ids = chosen.data(),
+      .counts = counts.data(),
+      .previous = previous.data(),
+      .max_selected = budget,
+      .lanes = lanes,
+      .previous_words = words};
+    select_request const request{
+      .layer = layer_id{1},
+      .rows = {.ids = ids.data(), .count = rows},
+      .info = info.data(),
+      .queries = queries.view,
+      .digests =
+        {.base = digests.data(),
+         .extent_of = extent_of.data(),
+         .layer_offset = layer_offset.data(),
+         .block_bytes = block_bytes.data(),
+         .extent_bytes = extent_bytes,
+         .extent_blocks = extent_blocks,
+         .max_extents = extents},
+      .selection = selection,
+      .most_blocks = s.blocks,
+      .most_queries = s.queries};
+    score_table const table{.data = scores.data(), .queries = 2, .heads = heads, .pitch = pitch};
+    select_top_k const choose{
+      .layer = layer_id{1},
+      .rows = request.rows,
+      .info = info.data(),
+      .votes = votes.data(),
+      .selection = selection,
+      .vote_pitch = pitch,
+      .head_groups = s.head_groups,
+      .block_tokens = block_tokens,
+      .budget_blocks = budget,
+      .sink_blocks = 1,
+      .recent_blocks = 2,
+      .remember = false};
+    // `run` takes each operation of the passes in turn.
+    auto const each = [&](auto const& run) {
+      for (std::uint32_t first = 0; first < s.queries; first += table.queries) {
+        query_pass const pass{.first = first, .last = first + table.queries >= s.queries};
+        run(score_blocks{
+          .request = request,
+          .scores = table,
+          .pass = pass,
+          .heads = {.first = 0, .count = s.kv_heads},
+          .query_group = s.group,
+          .block_tokens = block_tokens,
+          .budget_blocks = budget,
+          .digest_type = s.digest,
+          .scale = 1.5F / std::sqrt(static_cast<float>(s.dim))});
+        run(share_blocks{
+          .rows = request.rows,
+          .info = info.data(),
+          .scores = table,
+          .pass = pass,
+          .most_queries = std::min(table.queries, s.queries - first),
+          .most_blocks = s.blocks,
+          .block_tokens = block_tokens,
+          .budget_blocks = budget});
+        run(vote_blocks{
+          .layer = layer_id{1},
+          .rows = request.rows,
+          .info = info.data(),
+          .scores = table,
+          .votes = votes.data(),
+          .selection = selection,
+          .pass = pass,
+          .head_groups = s.head_groups,
+          .most_blocks = s.blocks,
+          .block_tokens = block_tokens,
+          .budget_blocks = budget,
+          .favour = 1.25F});
+      }
+      run(choose);
+    };
+
+    // One after the other, from the same memory.
+    each([&](auto const& op) { rig().check_kernel(op, sameness::floats); });
+    // All of them, on the GPU: what differs from the CPU's choice has votes at the cut.
+    std::vector<block_id> const expected = chosen;
+    std::vector<std::uint32_t> const expected_counts = counts;
+    std::vector<float> const expected_votes = votes;
+    std::fill(chosen.begin(), chosen.end(), block_id{1});
+    each([&](auto const& op) { rig().run(op); });
+    CHECK(counts == expected_counts);
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      if (tokens[lane / s.head_groups] <= budget * block_tokens) { continue; }
+      float const* const vote = expected_votes.data() + std::size_t{lane} * pitch;
+      auto const begin = static_cast<std::ptrdiff_t>(lane * budget);
+      auto const end = begin + counts[lane];
+      std::uint32_t differing = 0;
+      // The smallest vote among those that were chosen by votes.
+      float cut = INFINITY;
+      for (auto i = begin + 1; i < end - 3; ++i) { cut = std::min(cut, vote[to_index(expected[i])]); }
+      for (auto i = begin; i < end; ++i) {
+        bool const same =
+          std::find(expected.begin() + begin, expected.begin() + end, chosen[i]) != expected.begin() + end;
+        if (same) { continue; }
+        ++differing;
+        CHECK(std::fabs(vote[to_index(chosen[i])] - cut) <= 2e-5F * cut);
+      }
+      CHECK(differing <= 1);
+    }
   }
 }
 

@@ -7,8 +7,13 @@
 #include <pulseinfer/backend/cuda/error.cuh>
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
+#include <pulseinfer/backend/cuda/kernel/paged_attention.cuh>
 #include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
 #include <pulseinfer/backend/cuda/kernel/resolve_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/score_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/select_top_k.cuh>
+#include <pulseinfer/backend/cuda/kernel/share_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/vote_blocks.cuh>
 #include <pulseinfer/backend/cuda/launch.cuh>
 #include <pulseinfer/backend/cuda/memory.cuh>
 #include <pulseinfer/backend/cuda/options.cuh>
