@@ -134,6 +134,15 @@ inline void validate(kv_geometry const& geometry)
 {
   validate(geometry);
   constexpr std::uint64_t alignment = 16;
+  // Sizes of planes stay far from what 64 bits hold, so that their sum and its rounding do too.
+  auto const check_plane = [&](std::uint64_t rows, std::uint64_t bytes) {
+    constexpr std::uint64_t most = std::uint64_t{1} << 60U;
+    if (bytes > most / rows) {
+      throw configuration_error{
+        "overflow: a plane of " + std::to_string(rows) + " x " + std::to_string(bytes) + " B in one block exceeds " +
+        std::to_string(most) + " B"};
+    }
+  };
   block_layout layout;
   layout.block_tokens = geometry.block_tokens;
   layout.heads = geometry.group_heads();
@@ -142,6 +151,7 @@ inline void validate(kv_geometry const& geometry)
   layout.value_dim = geometry.value_elements();
   std::uint64_t end = 0;
   auto const add = [&](plane_layout plane) {
+    check_plane(1, plane.bytes);
     plane.offset = round_up(end, alignment);
     end = plane.offset + plane.bytes;
     layout.planes[layout.plane_count++] = plane;
@@ -151,8 +161,20 @@ inline void validate(kv_geometry const& geometry)
     plane.kind = kind;
     plane.type = type;
     plane.dim = dim;
-    plane.row_bytes = dim * size_of(type);
-    std::uint64_t const pitch = round_up(std::uint64_t{plane.row_bytes}, geometry.row_alignment);
+    std::uint64_t const row = std::uint64_t{dim} * size_of(type);
+    std::uint64_t const pitch = round_up(row, std::uint64_t{geometry.row_alignment});
+    if (pitch > std::numeric_limits<std::uint32_t>::max()) {
+      throw configuration_error{
+        "a row of " + std::to_string(dim) + " elements, " + std::to_string(pitch) + " B, does not fit 32 bits"};
+    }
+    if (pitch % size_of(type) != 0) {
+      throw configuration_error{
+        "unsupported_layout: rows of " + std::to_string(row) + " B rounded up to multiples of " +
+        std::to_string(geometry.row_alignment) + " B lie " + std::to_string(pitch) + " B apart, elements need " +
+        std::to_string(size_of(type)) + " B alignment"};
+    }
+    plane.row_bytes = static_cast<std::uint32_t>(row);
+    check_plane(geometry.block_tokens, pitch * layout.heads);
     bool const by_head = geometry.order == token_order::hnd;
     plane.token_stride = by_head ? pitch : pitch * layout.heads;
     plane.head_stride = by_head ? pitch * geometry.block_tokens : pitch;
