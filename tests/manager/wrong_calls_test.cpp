@@ -171,6 +171,9 @@ TEST_SUITE("manager")
     reshaped("one head less", [](tensor_view& t) { --t.heads; });
     reshaped("rows of another length", [](tensor_view& t) { t.dim *= 2; });
     reshaped("opaque bytes", [](tensor_view& t) { t.type = dtype::bytes; });
+    reshaped("a first row inside an element", [](tensor_view& t) { t.data += 1; });
+    reshaped("tokens that lie no whole elements apart", [](tensor_view& t) { t.token_stride += 2; });
+    reshaped("heads that lie no whole elements apart", [](tensor_view& t) { t.head_stride += 3; });
     reshaped("too few tokens for the last row", [](tensor_view& t) { t.tokens = 8; });
     check(r.kv, r.backend, table);
     CHECK_FALSE(r.kv.landed({.index = 0, .generation = 99}).test(0));
