@@ -346,4 +346,24 @@ TEST_SUITE("manager")
       r.close_all();
     }
   }
+
+  // Report: sgl-project/sglang#22453
+  TEST_CASE("no more rows are let in than slots can be kept back for, also where a lease is longer than the sequence")
+  {
+    // A lease has 10 slots in each of three layers, a sequence of 30 tokens 8 blocks: 30 slots are kept back for it.
+    for (bool const keeps : {false, true}) {
+      rig_options options = options_of(3);
+      options.manager.slots = 59;
+      rig<hits_manager> r{options, six_blocks};
+      row_id rows[2] = {};
+      sequence_options const request{.prompt_tokens = 4, .max_tokens = 30, .keep_resident = keeps};
+      REQUIRE(r.kv.open(request, rows[0]) == admission::admitted);
+      CHECK(r.kv.open(request, rows[1]) == admission::queued);
+      CHECK(r.kv.audit() == "");
+      REQUIRE(r.kv.close(rows[0]) == status::ok);
+      REQUIRE(r.kv.open(request, rows[0]) == admission::admitted);
+      CHECK(r.kv.explain_refusal(request).find("30 slots (29 of 59 free)") != std::string::npos);
+      r.close_all();
+    }
+  }
 }

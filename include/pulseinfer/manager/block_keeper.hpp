@@ -133,7 +133,9 @@ class block_keeper {
     demand d{.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
       layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
-      std::uint64_t const prefill = budget_.resident_slots(group, keeps ? max_tokens : prompt_tokens, max_tokens);
+      // As many as are kept back for it in the layer, so that what is let in also fits.
+      std::uint64_t const prefill =
+        slots_of(group, prompt_tokens, max_tokens, keeps ? row_slots::all : row_slots::prompt);
       d.slots_prefill += prefill * geometry_.head_groups;
       d.slots_decode += (keeps ? prefill : budget_.decode_slots(group, max_tokens)) * geometry_.head_groups;
     }
@@ -161,10 +163,12 @@ class block_keeper {
   [[nodiscard]] bool slots_fit(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false) const
   {
     bool fits = true;
+    std::uint64_t wanted = 0;  // of one layer, or of all where they share a pool
     for_reservation(
       prompt_tokens, max_tokens, keeps ? row_slots::all : row_slots::prompt,
       [&](std::size_t pool, std::uint64_t slots) {
-        fits = fits && reserved_[pool] + slots <= pool_.total_slots() / reserved_.size();
+        wanted = reserved_.size() > 1 ? slots : wanted + slots;
+        fits = fits && reserved_[pool] + wanted <= pool_.total_slots() / reserved_.size();
       });
     return fits;
   }
@@ -552,6 +556,10 @@ class block_keeper {
       if (kept_back[layer] != reserved_[layer]) {
         return std::to_string(reserved_[layer]) + " slots are reserved, rows keep " + std::to_string(kept_back[layer]) +
           " back";
+      }
+      if (reserved_[layer] > pool_.total_slots() / reserved_.size()) {
+        return std::to_string(reserved_[layer]) + " slots are kept back of " +
+          std::to_string(pool_.total_slots() / reserved_.size());
       }
       if (writes_.idle() && counts.held > reserved_[layer]) {
         return std::to_string(counts.held) + " slots are taken, " + std::to_string(reserved_[layer]) +
