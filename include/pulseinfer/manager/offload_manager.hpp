@@ -32,11 +32,13 @@
 #include <pulseinfer/view/visit.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -87,7 +89,7 @@ struct work_in_flight {
   [[nodiscard]] bool idle() const { return recalls == 0 && write_backs == 0 && !launches; }
 };
 
-/// Composes the policies over a backend. One thread drives it. The backend, the compute stream and what the host engine
+/// Composes the policies over a backend. One thread drives it; `abort` and `close` may be called by any. The backend, the compute stream and what the host engine
 /// lends must outlive it.
 ///
 /// Stream order: what `begin_step` and `enter` enqueue goes to the compute stream given at construction, on which the host
@@ -141,7 +143,9 @@ class offload_manager {
       meter_{options.max_rows, backend.now()},
       queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
       mask_words_(divide_up(options.max_rows, 64U)),
-      named_(options.max_rows, 0)
+      named_(options.max_rows, 0),
+      uses_(options.max_rows),
+      driver_{std::this_thread::get_id()}
   {}
 
   offload_manager(offload_manager&&) = delete;
@@ -196,13 +200,25 @@ class offload_manager {
 
   /// Ends a row's sequence. Where copies of its blocks still fly, the row is given back once they are complete: at the next
   /// open, begin_step, poll or drain after that.
-  /// @status out_of_range, invalid_state: no open sequence there
+  ///
+  /// Asked for by another thread than the one that drives the manager, the sequence ends as soon as that thread hands the
+  /// next visit out, commits, begins a step, polls or drains, and the host engine does not have the row in hand: a row that
+  /// was handed out is entered or committed first, and gets no further visit. Until the row is given back `row_status` says
+  /// `aborted`. Whoever asks knows that the row still has the sequence that is meant.
+  /// @status out_of_range, invalid_state: no open sequence there, or its end was asked for
+  /// @thread_safety any thread, at any time
   status close(row_id row) noexcept
   {
     if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
-    if (!keeper_.sequences()[row].open() || queue_[row].closing) { return status::invalid_state; }
-    queue_[row].closing = true;
-    queue_.remove(row);
+    row_use was = row_use::open;
+    bool const asked = uses_[to_index(row)].compare_exchange_strong(was, row_use::ending, std::memory_order_acq_rel);
+    if (driver_.load(std::memory_order_relaxed) != std::this_thread::get_id()) {
+      if (asked) { ends_asked_.store(true, std::memory_order_release); }
+      return asked ? status::ok : status::invalid_state;
+    }
+    // What another thread asked for may be in wait of this one.
+    if (was == row_use::idle || queue_[row].closing) { return status::invalid_state; }
+    end_sequence(row);
     retire();
     return status::ok;
   }
@@ -384,6 +400,7 @@ class offload_manager {
   /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
   status commit(std::span<commit_row const> rows) noexcept
   {
+    drive();
     for (commit_row const& r : rows) {
       if (!keeper_.sequences().in_range(r.row)) { return status::out_of_range; }
       if (queue_.finished(r.row) && r.accepted > queue_[r.row].new_tokens) { return status::invalid_argument; }
@@ -395,6 +412,7 @@ class offload_manager {
       if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
       queue_.remove(r.row);
     }
+    end_asked();
     // What is refused now is sent with the next commit.
     status const sent = keeper_.write_back(recalls_.mover());
     return sent == status::device_lost ? noted(sent) : status::ok;
@@ -529,7 +547,7 @@ class offload_manager {
   {
     recall<B>* const r = recalls_.find(t);
     if (r == nullptr) { return status::stale_ticket; }
-    if (r->aborted) { return status::aborted; }
+    if (recalls_.is_aborted(*r)) { return status::aborted; }
     if (r->code != status::ok) { return r->code; }
     recalls_.issue_planned(*r);
     recalls_.settle(*r);
@@ -553,13 +571,8 @@ class offload_manager {
   }
 
   /// Gives the ticket up. Its copies complete all the same, and their blocks stay; only then is its memory used again.
-  status abort(ticket t) noexcept
-  {
-    recall<B>* const r = recalls_.find(t);
-    if (r == nullptr) { return status::stale_ticket; }
-    r->aborted = true;
-    return status::ok;
-  }
+  /// @status stale_ticket   @thread_safety any thread, at any time
+  status abort(ticket t) noexcept { return recalls_.abort(t); }
 
   /// The lists of a layer's rows for attention.
   [[nodiscard]] block_table table(layer_id layer, part which) const noexcept { return keeper_.table(layer, which); }
@@ -596,6 +609,7 @@ class offload_manager {
   [[nodiscard]] status row_status(row_id row) const noexcept
   {
     if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+    if (uses_[to_index(row)].load(std::memory_order_acquire) == row_use::ending) { return status::aborted; }
     return queue_.lost() && keeper_.sequences()[row].open() ? status::device_lost : queue_[row].code;
   }
   /// idle for a row without a sequence, or none of the manager's.
@@ -654,7 +668,43 @@ class offload_manager {
  private:
   friend class step_loop<offload_manager>;
 
-  bool next_visit(visit& v) noexcept { return queue_.next(v); }
+  enum class row_use : std::uint8_t { idle, open, ending };
+
+  bool next_visit(visit& v) noexcept
+  {
+    drive();
+    end_asked();
+    return queue_.next(v);
+  }
+
+  /// The calling thread drives the manager from here on.
+  void drive() noexcept { driver_.store(std::this_thread::get_id(), std::memory_order_relaxed); }
+
+  void end_sequence(row_id row) noexcept
+  {
+    queue_[row].closing = true;
+    queue_.remove(row);
+  }
+
+  /// Ends the sequences of which other threads asked so, but for rows that the host engine has in hand.
+  void end_asked() noexcept
+  {
+    if (!ends_asked_.exchange(false, std::memory_order_acquire)) { return; }
+    bool left = false;
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      auto const row = static_cast<row_id>(r);
+      if (uses_[r].load(std::memory_order_acquire) != row_use::ending || queue_[row].closing) { continue; }
+      row_progress const progress = queue_[row].progress;
+      bool const in_hand =
+        progress == row_progress::begun || progress == row_progress::handed || progress == row_progress::done;
+      if (in_hand) {
+        left = true;
+      } else {
+        end_sequence(row);
+      }
+    }
+    if (left) { ends_asked_.store(true, std::memory_order_relaxed); }
+  }
 
   [[nodiscard]] static std::uint32_t blocks_of_longest(kv_geometry const& geometry, manager_options const& options)
   {
@@ -740,7 +790,11 @@ class offload_manager {
     return !offloads && keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0;
   }
 
-  void take_row(row_id row) noexcept { queue_[row] = row_runtime{}; }
+  void take_row(row_id row) noexcept
+  {
+    queue_[row] = row_runtime{};
+    uses_[to_index(row)].store(row_use::open, std::memory_order_release);
+  }
 
   /// Whether a row is open and stands in no step.
   [[nodiscard]] status standing_still(row_id row) const noexcept
@@ -754,6 +808,7 @@ class offload_manager {
   /// As standing_still, and sleeps until no recall of the row is under way: tickets may have been left behind.
   [[nodiscard]] status standing_quiet(row_id row) noexcept
   {
+    drive();
     status const still = standing_still(row);
     return still == status::ok ? recalls_.wait_row(row, backend_->now() + options_.wait_limit) : still;
   }
@@ -862,6 +917,8 @@ class offload_manager {
   /// Gives rows back whose close waited for copies: what they name, slots and host blocks, is not another's before.
   void retire() noexcept
   {
+    drive();
+    end_asked();
     keeper_.poll();
     recalls_.settle_all();
     status const told = keeper_.flush();
@@ -871,6 +928,7 @@ class offload_manager {
       if (!queue_[row].closing || keeper_.writes_fly(row) || recalls_.flies(row)) { continue; }
       queue_[row].closing = false;
       keeper_.close(row);
+      uses_[r].store(row_use::idle, std::memory_order_release);
     }
   }
 
@@ -1044,6 +1102,9 @@ class offload_manager {
   std::vector<std::uint64_t> mask_words_;
   std::vector<std::uint64_t> named_;  // [max_rows] the last check that met the row
   std::uint64_t naming_ = 0;
+  std::vector<std::atomic<row_use>> uses_;  // [max_rows]
+  std::atomic<bool> ends_asked_ = false;    // `ending` in uses_ that the driving thread has not seen to
+  std::atomic<std::thread::id> driver_;     // the thread that drives the manager
   row_list begun_ = {};
   std::uint32_t step_ = 0;
 };

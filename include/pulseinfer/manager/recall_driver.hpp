@@ -92,6 +92,9 @@ class recall_driver {
 
   /// The recall of a ticket; nullptr where it is stale.
   [[nodiscard]] recall<B>* find(ticket t) noexcept { return recalls_.find(t); }
+  /// @thread_safety as recall_ring::abort
+  status abort(ticket t) noexcept { return recalls_.abort(t); }
+  [[nodiscard]] bool is_aborted(recall<B> const& r) const noexcept { return recall_ring<B>::is_aborted(r); }
   [[nodiscard]] recall<B>& at(std::uint32_t place) noexcept { return recalls_[place]; }
   [[nodiscard]] std::uint32_t size() const noexcept { return recalls_.size(); }
 

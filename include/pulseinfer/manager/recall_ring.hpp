@@ -11,6 +11,7 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,17 +24,17 @@ namespace pulseinfer {
 template <class B>
 struct recall {
   std::uint32_t generation = 0;
-  std::uint64_t order = 0;  ///< recalls are numbered as they are given out
-  std::uint32_t users = 0;  ///< rows that stand at this recall
-  bool active = false;      ///< given out; its events mean something
-  bool planned = false;     ///< the plan's event has been recorded
-  bool issued = false;      ///< copies have been enqueued and the landed event recorded
-  bool ordered = false;     ///< what is enqueued on the copies' stream comes behind the plan
-  bool failing = false;     ///< its rows are being failed on the device
-  bool unplanned = false;   ///< its blocks have slots, and no plan names them: planning was refused
-  bool owes = false;        ///< its rows must still be failed on the device: that was refused
-  bool over = false;        ///< its copies were seen complete
-  bool aborted = false;
+  std::uint64_t order = 0;                      ///< recalls are numbered as they are given out
+  std::uint32_t users = 0;                      ///< rows that stand at this recall
+  bool active = false;                          ///< given out; its events mean something
+  bool planned = false;                         ///< the plan's event has been recorded
+  bool issued = false;                          ///< copies have been enqueued and the landed event recorded
+  bool ordered = false;                         ///< what is enqueued on the copies' stream comes behind the plan
+  bool failing = false;                         ///< its rows are being failed on the device
+  bool unplanned = false;                       ///< its blocks have slots, and no plan names them: planning was refused
+  bool owes = false;                            ///< its rows must still be failed on the device: that was refused
+  bool over = false;                            ///< its copies were seen complete
+  std::atomic<std::uint64_t>* given = nullptr;  ///< what other threads know of it, see recall_ring::abort
   recall_priority priority = recall_priority::demand;
   status code = status::ok;
   layer_id layer = none<layer_id>;
@@ -62,7 +63,8 @@ class recall_ring {
       plans_{
         backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
         places * plan_bytes(max_rows, max_entries)},
-      failures_{backend, memory_space::pinned, std::uint64_t{places} * max_entries * sizeof(recall_entry)}
+      failures_{backend, memory_space::pinned, std::uint64_t{places} * max_entries * sizeof(recall_entry)},
+      given_(places)
   {
     if (places == 0 || max_rows == 0) {
       throw configuration_error{
@@ -80,6 +82,7 @@ class recall_ring {
       r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
       r.row_begin = r.failed + max_entries;
       r.failures = failures_.template as<recall_entry>() + std::uint64_t{i} * max_entries;
+      r.given = &given_[i];
       r.planned_event = events_.emplace_back(backend).get();
       r.landed_event = events_.emplace_back(backend).get();
     }
@@ -105,12 +108,13 @@ class recall_ring {
         if (r.active) { attend(r); }
         if (!r.active || copies_done(r)) {
           r.active = true;
-          r.planned = r.issued = r.ordered = r.failing = r.over = r.aborted = false;
+          r.planned = r.issued = r.ordered = r.failing = r.over = false;
           r.priority = recall_priority::demand;
           r.code = status::ok;
           r.row_count = 0;
           r.passed = 0;
           ++r.generation;
+          r.given->store(given_word(r.generation), std::memory_order_release);
           r.order = ++given_out_;
           next_ = (place + 1) % size;
           given = {.index = place, .generation = r.generation};
@@ -133,6 +137,21 @@ class recall_ring {
       return nullptr;
     }
     return &recalls_[t.index];
+  }
+
+  /// Marks a recall as given up.   @status stale_ticket   @thread_safety any thread, at any time
+  status abort(ticket t) noexcept
+  {
+    if (t.index >= given_.size()) { return status::stale_ticket; }
+    std::uint64_t expected = given_word(t.generation);
+    std::uint64_t const marked = expected | aborted_bit;
+    bool const done =
+      given_[t.index].compare_exchange_strong(expected, marked, std::memory_order_acq_rel) || expected == marked;
+    return done ? status::ok : status::stale_ticket;
+  }
+  [[nodiscard]] static bool is_aborted(recall<B> const& r) noexcept
+  {
+    return (r.given->load(std::memory_order_acquire) & aborted_bit) != 0;
   }
 
   [[nodiscard]] recall<B>& operator[](std::uint32_t index) noexcept { return recalls_[index]; }
@@ -167,12 +186,21 @@ class recall_ring {
     return max_entries * sizeof(recall_entry) + round_up(words, std::uint64_t{4}) * sizeof(std::uint32_t);
   }
 
+  static constexpr std::uint64_t aborted_bit = 1;
+
+  /// A place that has been given out in a generation; 0 before the first.
+  [[nodiscard]] static std::uint64_t given_word(std::uint32_t generation) noexcept
+  {
+    return (std::uint64_t{generation} << 2U) | 2U;
+  }
+
   B* backend_;
   slab<B> lists_;
   slab<B> plans_;
   slab<B> failures_;                            // [places, max_entries]
   std::vector<detail::owned_event<B>> events_;  // [places, 2]: those that the recalls name
   std::vector<recall<B>> recalls_;
+  std::vector<std::atomic<std::uint64_t>> given_;  // [places]
   std::uint32_t next_ = 0;
   std::uint64_t given_out_ = 0;
 };
