@@ -27,6 +27,8 @@
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/selection.hpp>
 #include <pulseinfer/view/step_sample.hpp>
+#include <pulseinfer/view/stream_box.hpp>
+#include <pulseinfer/view/stream_part.hpp>
 #include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
 #include <pulseinfer/view/ticket.hpp>
@@ -75,6 +77,8 @@
 #include <pulseinfer/operation/install_lease.hpp>
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/operation/land_stream.hpp>
+#include <pulseinfer/operation/list_stream.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
