@@ -104,12 +104,15 @@ std::vector<named_runner> make_runners(std::uint64_t seed)
   std::vector<named_runner> r;
   add<hits_manager>(
     r, "hits first", {.step_tokens = 3, .depth = 1, .slots = 170, .low_slots = 60, .warm_up = true}, seed);
-  add<chosen_manager>(r, "chosen blocks", {.step_tokens = 2, .host_blocks = 60, .saved = 6, .slots = 140}, seed);
+  add<chosen_manager>(
+    r, "chosen blocks", {.step_tokens = 2, .host_blocks = 60, .saved = 6, .slots = 140, .stream_blocks = 2}, seed);
   add<checked_manager>(r, "checked", {.block_tokens = 3, .head_groups = 2, .step_tokens = 5, .depth = 0}, seed);
   add<fragment_manager>(r, "planned on the host", {.block_tokens = 2, .recalls = 6, .warm_up = true}, seed);
   add<chosen_manager>(r, "mixed layers", {.step_tokens = 4, .depth = 1, .mixed_layers = true}, seed);
   add<checked_manager>(
     r, "checked, mixed layers", {.block_tokens = 1, .step_tokens = 3, .host_blocks = 50, .mixed_layers = true}, seed);
+  add<hits_manager>(
+    r, "prompts that stream", {.head_groups = 2, .step_tokens = 2, .stream_blocks = 1, .mixed_layers = true}, seed);
   return r;
 }
 

@@ -167,6 +167,7 @@
 #include <pulseinfer/admission/recorded_admission.hpp>
 
 #include <pulseinfer/manager/block_keeper.hpp>
+#include <pulseinfer/manager/block_stream.hpp>
 #include <pulseinfer/manager/change_staging.hpp>
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
@@ -178,6 +179,7 @@
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
 #include <pulseinfer/manager/step_meter.hpp>
+#include <pulseinfer/manager/stream_driver.hpp>
 #include <pulseinfer/manager/tensor_shapes.hpp>
 #include <pulseinfer/manager/visit_queue.hpp>
 #include <pulseinfer/manager/write_back_queue.hpp>

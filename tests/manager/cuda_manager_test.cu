@@ -31,12 +31,14 @@ struct run_options {
   solo_head_selector<> selector = {};
   std::array<std::uint32_t, 3> prompts = {100, 37, 64};
   std::uint32_t decoded = 60;
+  bool stream_prompts = false;
 };
 
 struct run_result {
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<float>> outputs;
   std::uint64_t recalled = 0;
   std::uint64_t written = 0;
+  std::uint64_t parts = 0;  ///< of streams
 };
 
 /// Three sequences of different lengths: prompts in chunks, then decoded together.
@@ -55,8 +57,11 @@ run_result decode(Backend& backend, run_options const& options)
     for (std::uint32_t i = 0; i < options.prompts.size(); ++i) {
       row_id row = none<row_id>;
       REQUIRE(
-        kv.open({.prompt_tokens = options.prompts[i], .max_tokens = options.prompts[i] + options.decoded}, row) ==
-        admission::admitted);
+        kv.open(
+          {.prompt_tokens = options.prompts[i],
+           .max_tokens = options.prompts[i] + options.decoded,
+           .stream_prompt = options.stream_prompts},
+          row) == admission::admitted);
       engine.assign(row, i + 1);
       engine.prefill(row, options.prompts[i], 16);
       rows.push_back({.row = row});
@@ -85,6 +90,7 @@ run_result decode(Backend& backend, run_options const& options)
     REQUIRE(kv.drain(no_deadline) == status::ok);
     REQUIRE(kv.audit() == "");
     result.outputs = engine.outputs();
+    result.parts = engine.parts;
   }
   backend.destroy_stream(stream);
   return result;
@@ -115,7 +121,10 @@ void equals_cpu(run_options const& options, float most)
   CHECK(device.pinned_bytes() == 0);
   // The CPU runs the null compositions: the result depends on neither the scheduler nor the mover.
   cpu_backend host{{.mode = cpu_mode::manual}};
-  run_result const here = decode<fragment_copy_engine, lockstep_scheduler<visit_order::whole>>(host, options);
+  run_options resident = options;
+  resident.stream_prompts = false;
+  run_result const here = decode<fragment_copy_engine, lockstep_scheduler<visit_order::whole>>(host, resident);
+  CHECK((there.parts > 50) == options.stream_prompts);
   CHECK(here.recalled > 0);
   CHECK(there.recalled > 0);
   std::uint32_t compared = 0;
@@ -160,6 +169,16 @@ TEST_CASE("a manager on the GPU decodes as one on the CPU: rows parked at their 
 TEST_CASE("a manager on the GPU decodes as one on the CPU: plans on the host, copies of the copy engine")
 {
   equals_cpu<fragment_copy_engine, interruptible>(small_run(dtype::float32, 2, 1), 2e-4F);
+}
+
+TEST_CASE("a manager on the GPU streams prompts as one on the CPU keeps them resident")
+{
+  for (std::uint32_t const stream_tokens : {4U, 24U}) {
+    run_options options = small_run(dtype::float32, 4, 4);
+    options.manager.stream_tokens = stream_tokens;
+    options.stream_prompts = true;
+    equals_cpu<gather_scatter_engine, interruptible>(options, 2e-4F);
+  }
 }
 
 TEST_SUITE_END();

@@ -39,6 +39,7 @@ void live_randomly()
       .spare_slots = *rc::gen::inRange(0U, 3U),
       .saved = *rc::gen::inRange(1U, 5U),
       .recalls = *rc::gen::element(0U, 1U, 2U),
+      .stream_blocks = *rc::gen::element(0U, 1U, 2U, 5U, 40U),
       .mixed_layers = *rc::gen::arbitrary<bool>(),
       .warm_up = *rc::gen::arbitrary<bool>(),
       .seed = *rc::gen::inRange(0U, 1000U)};
@@ -71,7 +72,7 @@ TEST_SUITE("manager")
   TEST_CASE("random operations reach what they are for")
   {
     sequence_machine<chosen_manager> machine{
-      {.step_tokens = 3, .depth = 1, .host_blocks = 60, .slots = 250, .low_slots = 100, .seed = 1}};
+      {.step_tokens = 3, .depth = 1, .host_blocks = 60, .slots = 250, .low_slots = 100, .stream_blocks = 2, .seed = 1}};
     for (std::uint64_t number = 0; number < 6000; ++number) { REQUIRE_MESSAGE(machine.run(number), machine.fault()); }
     REQUIRE_MESSAGE(machine.finish(), machine.fault());
     for (std::uint32_t a = 0; a <= static_cast<std::uint32_t>(machine_action::promote); ++a) {
@@ -82,6 +83,8 @@ TEST_SUITE("manager")
     }
     CHECK(machine.recalled_blocks() > 1000);
     CHECK(machine.late_rows() > 10);
+    CHECK(machine.streamed_parts() > 1000);
+    CHECK(machine.left_streams() > 30);
   }
 
   TEST_CASE("a byte that is not the sequence's own is found")

@@ -30,6 +30,10 @@ constexpr bool step_path_is_noexcept()
     requires noexcept(kv.wait_on(given, stream));
     requires noexcept(kv.abort(given));
     requires noexcept(kv.table(layer_id{0}, part::whole));
+    requires noexcept(kv.stream_blocks(layer_id{0}, row_id{0}));
+    requires noexcept(kv.stream_blocks(layer_id{0}, row_id{0}).begin());
+    requires noexcept(++kv.stream_blocks(layer_id{0}, row_id{0}).begin());
+    requires noexcept(kv.stream_blocks(layer_id{0}, row_id{0}).status());
     requires noexcept(kv.commit(kept));
   };
 }
@@ -58,6 +62,38 @@ TEST_SUITE("manager")
       CHECK(r.engine.fault() == "");
       CHECK(r.kv.mode_of(batch.ids[0]) == row_mode::sparse_offloaded);
       CHECK(r.kv.mode_of(batch.ids[3]) == row_mode::dense_resident);
+      r.close_all();
+    }
+  }
+
+  TEST_CASE_TEMPLATE(
+    "law 7: prompts that stream in allocate nothing, and neither does turning sparse behind them", Manager,
+    lockstep_manager, hits_manager, fragment_manager)
+  {
+    for (cpu_mode const mode : {cpu_mode::manual, cpu_mode::threaded}) {
+      rig_options options = mixed_batch::options({.mode = mode});
+      options.manager.stream_tokens = 10;
+      rig<Manager> r{options, mixed_batch::selector()};
+      std::vector<row_id> rows;
+      for (std::uint32_t i = 0; i < 3; ++i) { rows.push_back(r.open(i + 1, 60 + 25 * i, 150, i != 1)); }
+      std::vector<step_row> batch;
+      batch.reserve(rows.size());
+      std::uint64_t const before = allocations();
+      status worst = status::ok;
+      for (std::uint32_t step = 0; step < 40; ++step) {
+        batch.clear();
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          std::uint32_t const now = r.kv.tokens_of(rows[i]), prompt = 60 + 25 * i;
+          batch.push_back({.row = rows[i], .tokens = now < prompt ? std::min(8U, prompt - now) : 1});
+        }
+        status const begun = r.engine.step(std::span<step_row const>{batch});
+        if (begun != status::ok) { worst = begun; }
+      }
+      CHECK(allocations() == before);
+      CHECK(worst == status::ok);
+      CHECK(r.engine.fault() == "");
+      CHECK(r.engine.parts > 100);
+      for (row_id const row : rows) { CHECK(r.kv.mode_of(row) == row_mode::sparse_offloaded); }
       r.close_all();
     }
   }

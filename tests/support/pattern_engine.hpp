@@ -59,6 +59,7 @@ class pattern_engine {
     std::uint32_t begin = 0;
     std::uint32_t count = 0;
     std::uint32_t const* version = nullptr;  // [max_tokens]
+    bool streams = false;                    ///< its prompt comes in without staying resident
   };
 
   /// What a sequence's tokens are: whoever goes on from them, in whatever row, reads these.
@@ -187,12 +188,68 @@ class pattern_engine {
   {
     ++visits;
     enqueue([this, v, now = note()] { look(v, now); });
+    if (v.part != pulseinfer::part::landed) {
+      for (pulseinfer::row_id const row : v.rows) { take_stream(v.layer, row); }
+    }
     if (v.part == pulseinfer::part::hits) { return; }
     if (warm_up) { require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up"); }
     if (!v.last) {
       enter(v.next, v.rows);
     } else if (!runs_ahead) {
       require(backend_.synchronize(stream_), "synchronize");
+    }
+  }
+
+  /// What a row's host engine does with the blocks that stream by.
+  void take_stream(pulseinfer::layer_id layer, pulseinfer::row_id row)
+  {
+    using namespace pulseinfer;
+    bool const selects = kv_.geometry().group_of(layer).kind == layer_kind::selected;
+    std::uint32_t const sealed = rows_[to_index(row)].begin / kv_.geometry().block_tokens;
+    std::uint32_t const wanted = selects && kv_.prompt_streams(row) ? sealed : 0;
+    moment const now = note()[to_index(row)];
+    std::uint32_t next = 0;
+    block_stream<Manager> earlier = kv_.stream_blocks(layer, row);
+    for (stream_part const& part : earlier) {
+      ++parts;
+      if (part.first_block != next || part.layer != layer || part.rows.count != 1) {
+        report("row %d, layer %d: block %u streams, not %u", to_number(row), to_number(layer), part.first_block, next);
+      }
+      next += part.block_count;
+      enqueue([this, part, now] { look(part, now); });
+    }
+    stream_status = earlier.status();
+    if (stream_may_fail && stream_status != status::ok) { return; }
+    require(stream_status, "stream_blocks");
+    if (next != wanted) {
+      report("row %d, layer %d: %u blocks streamed, not %u", to_number(row), to_number(layer), next, wanted);
+    }
+  }
+
+  /// Checks a part of a stream. In stream order.
+  void look(pulseinfer::stream_part const& part, moment const& now)
+  {
+    using namespace pulseinfer;
+    row_id const id = part.rows[0];
+    row_info info;
+    info.tokens = static_cast<std::int32_t>((part.first_block + part.block_count) * kv_.geometry().block_tokens);
+    block_table const& table = part.table;
+    visit const as_visit{.layer = part.layer, .rows = part.rows, .table = table, .part = part.part};
+    for (std::uint32_t g = 0; g < kv_.geometry().head_groups; ++g) {
+      lane_id const lane = lane_of(id, g, kv_.geometry().head_groups);
+      slot_id const* const listed = table.slots + to_index(lane) * table.stride;
+      std::uint32_t const count = table.counts[to_index(lane)];
+      bool const behind = count < table.stride && !is_none(listed[count]);
+      if (count != part.block_count || table.tokens(lane) != count * table.layout.block_tokens || behind) {
+        report(
+          "row %d, layer %d: a part of %u blocks lists %u", to_number(id), to_number(part.layer), part.block_count,
+          count);
+        return;
+      }
+      for (std::uint32_t i = 0; i < count; ++i) {
+        auto const block = static_cast<block_id>(part.first_block + i);
+        check_block(as_visit, id, now, g, block, table.pool.address(part.layer, listed[i]), info);
+      }
     }
   }
 
@@ -291,7 +348,8 @@ class pattern_engine {
   {
     moment* const now = moments_.data() + next_moment_++ % moment_places * rows_.size();
     for (std::size_t r = 0; r < rows_.size(); ++r) {
-      now[r] = {rows_[r].seed, rows_[r].begin, rows_[r].count, rows_[r].version.data()};
+      bool const streams = kv_.prompt_streams(static_cast<pulseinfer::row_id>(r));
+      now[r] = {rows_[r].seed, rows_[r].begin, rows_[r].count, rows_[r].version.data(), streams};
     }
     return now;
   }
@@ -342,6 +400,9 @@ class pattern_engine {
   bool forgives_failed = false;
   std::uint64_t refused = 0;  ///< times that rows could not enter a layer
   bool runs_ahead = false;  ///< commits without waiting for the last visit; tokens have the same bytes in each try then
+  bool stream_may_fail = false;
+  std::uint64_t parts = 0;                                    ///< of streams
+  pulseinfer::status stream_status = pulseinfer::status::ok;  ///< of the last stream
   std::uint32_t query_persistence = 4;
   std::uint64_t query_seed = 0;
   std::uint32_t most_visits = ~0U;  ///< the loop is left early after so many
@@ -481,7 +542,9 @@ class pattern_engine {
         if (b >= first || b * block_tokens < group.sink_tokens) { wanted[count++] = static_cast<block_id>(b); }
       }
     } else {
-      for (; count < blocks; ++count) { wanted[count] = static_cast<block_id>(count); }
+      // The blocks before those that the step opens stream by.
+      bool const streams = group.kind == layer_kind::selected && now.streams;
+      for (std::uint32_t b = streams ? open : 0; b < blocks; ++b) { wanted[count++] = static_cast<block_id>(b); }
     }
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const ascends = i == 0 || wanted[i - 1] < wanted[i];

@@ -223,8 +223,11 @@ class synthetic_engine {
   }
 
   bool warm_up = false;
+  bool stream_may_fail = false;
   std::uint64_t visits = 0;
-  std::function<void(pulseinfer::visit const&)> attended;  ///< called when a visit's attention has been enqueued
+  std::uint64_t parts = 0;                                    ///< of streams
+  pulseinfer::status stream_status = pulseinfer::status::ok;  ///< of the last stream
+  std::function<void(pulseinfer::visit const&)> attended;     ///< called when a visit's attention has been enqueued
 
   [[nodiscard]] pulseinfer::tensor_view query_view()
   {
@@ -328,8 +331,24 @@ class synthetic_engine {
   void attend(pulseinfer::visit const& v)
   {
     ++visits;
+    attend(v.table, v.rows, v.part);
+    if (v.part == pulseinfer::part::landed) { return; }
+    for (pulseinfer::row_id const row : v.rows) {
+      pulseinfer::block_stream<Manager> earlier = kv_.stream_blocks(v.layer, row);
+      for (pulseinfer::stream_part const& part : earlier) {
+        ++parts;
+        attend(part.table, part.rows, part.part);
+      }
+      stream_status = earlier.status();
+      if (!stream_may_fail) { require(stream_status, "stream_blocks"); }
+    }
+  }
+
+  /// A landed part is merged with what its rows have attended before.
+  void attend(pulseinfer::block_table const& table, pulseinfer::row_list rows, pulseinfer::part part)
+  {
     pulseinfer::kv_geometry const& g = model_.geometry;
-    bool const landed = v.part == pulseinfer::part::landed;
+    bool const landed = part == pulseinfer::part::landed;
     std::uint32_t const value_dim = g.value_elements();
     pulseinfer::tensor_view const whole = view(out_, g.query_heads, value_dim);
     pulseinfer::tensor_view const rest = view(other_, g.query_heads, value_dim);
@@ -337,8 +356,8 @@ class synthetic_engine {
       backend_.launch(
         stream_,
         pulseinfer::paged_attention{
-          .table = v.table,
-          .rows = v.rows,
+          .table = table,
+          .rows = rows,
           .queries = query_view(),
           .out = landed ? rest : whole,
           .lse = (landed ? other_lse_ : lse_).template as<float>(),
@@ -350,8 +369,8 @@ class synthetic_engine {
         backend_.launch(
           stream_,
           pulseinfer::merge_partials{
-            .rows = v.rows,
-            .info = v.table.info,
+            .rows = rows,
+            .info = table.info,
             .result = whole,
             .result_lse = lse_.template as<float>(),
             .other = rest,

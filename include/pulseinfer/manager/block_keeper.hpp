@@ -33,6 +33,7 @@ namespace pulseinfer {
 /// Slots that are kept back for a row in its selected layers.
 enum class row_slots : std::uint8_t {
   prompt,  ///< every block of the prompt, or of a sequence that never selects
+  step,    ///< the blocks that one step of a prompt opens, or a lease where that is more: the prompt streams in
   lease,   ///< those of a decoding row that offloads
   all      ///< every block of the longest that the sequence may become
 };
@@ -43,11 +44,14 @@ struct row_blocks {
   row_slots slots = row_slots::prompt;
   bool keeps = false;     ///< every block stays in a slot also once the row selects
   bool hurries = false;   ///< its blocks are to be written although they stay resident
+  bool streams = false;   ///< its prompt comes in without staying resident
   bool offloads = false;  ///< the row will leave blocks on the host alone once it is long enough
   bool warm = false;      ///< warm_up has chosen the blocks that stay
   std::uint32_t prompt_tokens = 0;
   std::uint32_t opened = 0;         ///< blocks [0, opened) have, or had, a slot
   std::uint32_t listed = 0;         ///< length of the row's tables where every block is resident
+  std::uint32_t left = 0;           ///< blocks [0, left) have left the slots of selected layers: the prompt streams in
+  std::uint32_t step_listed = 0;    ///< length of the row's tables in those layers then
   std::uint32_t sent = 0;           ///< blocks [0, sent) have a write-back sent or complete
   std::uint32_t written = 0;        ///< blocks [0, written) are on the host
   std::uint32_t known = 0;          ///< blocks [0, known): the device knows their host block
@@ -122,22 +126,23 @@ class block_keeper {
       kept_mark_(budget.max_blocks, 0),
       extent_patches_(digests_.extents_for(budget.max_blocks) + 1)
   {
+    hold_stream_slots();
     // To its end: a construction that fails later frees this memory.
     set_up_work(backend, "clearing the books", [&](stream_ref stream) { return books_.clear(backend, stream); });
   }
 
   /// Slots that one row needs at its largest, by layer group, and host blocks: what admission weighs.
-  /// @param keeps the row keeps every block resident
-  [[nodiscard]] demand demand_of(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false) const
+  [[nodiscard]] demand demand_of(
+    std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept = row_slots::prompt) const
   {
     demand d{.prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
     for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
       layer_group const group = geometry_.group_of(static_cast<layer_id>(layer));
       // As many as are kept back for it in the layer, so that what is let in also fits.
-      std::uint64_t const prefill =
-        slots_of(group, prompt_tokens, max_tokens, keeps ? row_slots::all : row_slots::prompt);
+      std::uint64_t const prefill = slots_of(group, prompt_tokens, max_tokens, kept);
       d.slots_prefill += prefill * geometry_.head_groups;
-      d.slots_decode += (keeps ? prefill : budget_.decode_slots(group, max_tokens)) * geometry_.head_groups;
+      d.slots_decode +=
+        (kept == row_slots::all ? prefill : budget_.decode_slots(group, max_tokens)) * geometry_.head_groups;
     }
     d.host_blocks = budget_.offloads(max_tokens) ? budget_.blocks(max_tokens) : 0;
     d.digest_extents = budget_.offloads(max_tokens) ? digests_.extents_for(budget_.blocks(max_tokens)) : 0;
@@ -153,30 +158,29 @@ class block_keeper {
       .rows_running = rows_running,
       .host_blocks_free = store_.available(),
       .slots_free = pool_.total_slots() - reserved,
-      .slots_total = pool_.total_slots(),
+      .slots_total = pool_.total_slots() - stream_slots(),
       .host_blocks_total = store_.blocks(),
       .digest_extents_free = digests_.free_extents() - extents_reserved_,
       .digest_extents_total = digests_.total_extents()};
   }
 
   /// Whether each layer's pool can keep back what the row needs; `capacity` alone cannot say so for pools lent per layer.
-  [[nodiscard]] bool slots_fit(std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false) const
+  [[nodiscard]] bool slots_fit(
+    std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept = row_slots::prompt) const
   {
     bool fits = true;
     std::uint64_t wanted = 0;  // of one layer, or of all where they share a pool
-    for_reservation(
-      prompt_tokens, max_tokens, keeps ? row_slots::all : row_slots::prompt,
-      [&](std::size_t pool, std::uint64_t slots) {
-        wanted = reserved_.size() > 1 ? slots : wanted + slots;
-        fits = fits && reserved_[pool] + wanted <= pool_.total_slots() / reserved_.size();
-      });
+    for_reservation(prompt_tokens, max_tokens, kept, [&](std::size_t pool, std::uint64_t slots) {
+      wanted = reserved_.size() > 1 ? slots : wanted + slots;
+      fits = fits && reserved_[pool] + wanted <= pool_.total_slots() / reserved_.size();
+    });
     return fits;
   }
 
   /// Begins a sequence in a free row; everything that it may need is kept back for it.
-  /// @param shared full blocks that the row will share with a saved sequence   @param keeps every block stays in a slot
+  /// @param shared full blocks that the row will share with a saved sequence
   status open(
-    row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps = false,
+    row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept = row_slots::prompt,
     std::uint32_t shared = 0) noexcept
   {
     if (status const told = flush(); told != status::ok) { return told; }
@@ -184,8 +188,9 @@ class block_keeper {
     row_blocks& state = rows_[to_index(row)];
     state = row_blocks{
       .mode = row_mode::dense_resident,
-      .slots = keeps ? row_slots::all : row_slots::prompt,
-      .keeps = keeps && budget_.offloads(max_tokens),
+      .slots = kept,
+      .keeps = kept == row_slots::all && budget_.offloads(max_tokens),
+      .streams = kept == row_slots::step,
       .offloads = budget_.offloads(max_tokens),
       .prompt_tokens = prompt_tokens};
     if (state.offloads) {
@@ -273,11 +278,13 @@ class block_keeper {
       if (status const covered = cover_digests(row, needed); covered != status::ok) { return covered; }
     }
     release_windows(row, new_tokens);
+    release_streamed(row);
     for (std::uint32_t block = state.opened; block < needed; ++block) {
       if (status const opened = open_block(row, block); opened != status::ok) { return opened; }
     }
     state.opened = std::max(state.opened, needed);
     list_blocks(row, needed);
+    if (prompt_streams(row)) { list_step(row, needed); }
     return staging_.failure();
   }
 
@@ -387,7 +394,15 @@ class block_keeper {
   /// Whether `settle` with that many new tokens needs the row's sealed blocks on the host first.
   [[nodiscard]] bool leaves_device(row_id row, std::uint32_t new_tokens) const noexcept
   {
-    return turns_sparse(row, new_tokens) && !rows_[to_index(row)].keeps;
+    return prompt_streams(row) || (turns_sparse(row, new_tokens) && !rows_[to_index(row)].keeps);
+  }
+
+  /// Whether the row's prompt comes in without staying resident: its sealed blocks are on the host, those that a step opens
+  /// in slots.
+  [[nodiscard]] bool prompt_streams(row_id row) const noexcept
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    return state.streams && state.mode == row_mode::dense_resident;
   }
 
   // -- between the modes
@@ -511,6 +526,9 @@ class block_keeper {
       .layout = layout_};
   }
   [[nodiscard]] lease_book& leases() noexcept { return leases_; }
+  [[nodiscard]] block_layout const& layout() const noexcept { return layout_; }
+  /// The i-th slot that prompts stream through, the same in each pool; neighbours in `i` are neighbours in the pool.
+  [[nodiscard]] slot_id stream_slot(std::uint32_t i) const noexcept { return static_cast<slot_id>(i); }
   [[nodiscard]] std::uint64_t written_bytes() const noexcept { return written_bytes_; }
   [[nodiscard]] std::uint64_t failed_writes() const noexcept { return failed_writes_; }
   /// Times that a row had to wait for a place for its next block.
@@ -527,7 +545,7 @@ class block_keeper {
     if (std::string text = digests_.audit(); !text.empty()) { return text; }
     std::uint64_t leased = 0;
     std::uint32_t extents = 0;
-    std::vector<std::uint64_t> kept_back(reserved_.size(), 0);
+    std::vector<std::uint64_t> kept_back(reserved_.size(), budget_.stream_slots(geometry_.head_groups));
     for (std::uint32_t r = 0; r < sequences_.rows(); ++r) {
       auto const row = static_cast<row_id>(r);
       if (!sequences_[row].open()) { continue; }
@@ -563,15 +581,16 @@ class block_keeper {
       }
       if (writes_.idle() && counts.held > reserved_[layer]) {
         return std::to_string(counts.held) + " slots are taken, " + std::to_string(reserved_[layer]) +
-          " are kept back for rows";
+          " are kept back for rows and streams";
       }
     }
     if (extents != extents_reserved_) {
       return std::to_string(extents_reserved_) + " digest extents are reserved, rows keep " + std::to_string(extents) +
         " back";
     }
-    if (writes_.idle() && held != leased) {
-      return std::to_string(held) + " slots are taken, rows lease " + std::to_string(leased);
+    if (writes_.idle() && held != leased + stream_slots()) {
+      return std::to_string(held) + " slots are taken, rows lease " + std::to_string(leased) +
+        ", prompts stream through " + std::to_string(stream_slots());
     }
     return {};
   }
@@ -627,13 +646,18 @@ class block_keeper {
         " lent pools and 0 slots: say how many slots the lender's memory holds"};
     }
     bool const per_layer = options.lent_slots.size() > 1;
-    if (options.slots != 0 && options.slots < (per_layer ? least_of_layer : least)) {
+    std::uint64_t const stream = budget.stream_slots(geometry.head_groups);
+    if (options.slots != 0 && options.slots < (per_layer ? least_of_layer : least) + stream) {
       throw configuration_error{
         std::to_string(options.slots) + " slots" + (per_layer ? " per layer" : "") + "; one row of " +
         std::to_string(options.max_tokens) + " tokens needs " + std::to_string(per_layer ? least_of_layer : least) +
-        " once it decodes"};
+        " once it decodes" +
+        (stream == 0 ? std::string{}
+                     : ", prompts stream through " + std::to_string(stream) + ": two halves of " +
+             std::to_string(budget.stream_blocks) + " blocks in " + std::to_string(geometry.head_groups) +
+             " head groups")};
     }
-    std::uint64_t const wanted = options.slots != 0 ? options.slots : all;
+    std::uint64_t const wanted = options.slots != 0 ? options.slots : all + stream;
     validate_extent(wanted, 1);
     return {
       .slots = static_cast<std::uint32_t>(wanted), .slot_stride = options.slot_stride, .lent = options.lent_slots};
@@ -666,7 +690,10 @@ class block_keeper {
     std::uint32_t const decode = budget_.decode_slots(group, max_tokens);
     if (kept == row_slots::lease) { return decode; }
     std::uint32_t const longest = kept == row_slots::all ? max_tokens : prompt_tokens;
-    return std::max(decode, budget_.resident_slots(group, longest, max_tokens));
+    return std::max(
+      decode,
+      kept == row_slots::step ? budget_.step_slots(group, max_tokens)
+                              : budget_.resident_slots(group, longest, max_tokens));
   }
 
   /// Changes what is kept back for a row.
@@ -689,7 +716,30 @@ class block_keeper {
     row_blocks const& state = rows_[to_index(row)];
     sequence_state const& sequence = sequences_[row];
     return state.mode == row_mode::dense_resident && state.offloads && sequence.tokens >= state.prompt_tokens &&
-      sequence.tokens + new_tokens > budget_.dense_tokens;
+      (state.streams || sequence.tokens + new_tokens > budget_.dense_tokens);
+  }
+
+  // -- slots that prompts stream through
+
+  /// Takes them while every pool is free as a whole: the first of each, for as long as the keeper lives.
+  void hold_stream_slots()
+  {
+    std::uint64_t const slots = budget_.stream_slots(geometry_.head_groups);
+    for (std::size_t pool = 0; pool < reserved_.size(); ++pool) {
+      for (std::uint64_t i = 0; i < slots; ++i) {
+        slot_id const taken = take_slot(static_cast<layer_id>(pool));
+        PULSEINFER_EXPECTS(
+          taken == stream_slot(static_cast<std::uint32_t>(i)), "a fresh pool gives its slots in order");
+        static_cast<void>(taken);
+      }
+      reserved_[pool] = slots;
+    }
+  }
+
+  /// Those of all pools together.
+  [[nodiscard]] std::uint64_t stream_slots() const noexcept
+  {
+    return budget_.stream_slots(geometry_.head_groups) * reserved_.size();
   }
 
   [[nodiscard]] layer_kind kind_of(layer_id layer) const { return geometry_.group_of(layer).kind; }
@@ -833,13 +883,15 @@ class block_keeper {
   {
     row_blocks& state = rows_[to_index(row)];
     bool const dense = state.mode != row_mode::sparse_offloaded;
+    // Sealed blocks of a prompt that streams are on the host and leave their slots in this very launch.
+    bool const leaves = prompt_streams(row);
     for (; state.dirty < sequences_[row].sealed; ++state.dirty) {
       // One launch writes no word twice: a block that is on the host by now was never known to be dirty.
-      if (!dense || state.dirty >= state.written) { tell_state(row, state.dirty, slot_state::dirty); }
+      if (!leaves && (!dense || state.dirty >= state.written)) { tell_state(row, state.dirty, slot_state::dirty); }
     }
     for (; state.known < state.written; ++state.known) {
       // A ring slot becomes clean by its exchange.
-      if (dense) { tell_state(row, state.known, slot_state::clean); }
+      if (dense && !leaves) { tell_state(row, state.known, slot_state::clean); }
       staging_.patch(
         compute_, books_.host_blocks() + to_index(row) * budget_.max_blocks + state.known,
         sequences_[row].host_blocks[state.known]);
@@ -998,6 +1050,39 @@ class block_keeper {
     }
   }
 
+  /// Frees the slots that sealed blocks of a prompt have in the layers that stream them.
+  void release_streamed(row_id row) noexcept
+  {
+    if (!prompt_streams(row)) { return; }
+    row_blocks& state = rows_[to_index(row)];
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected) { return; }
+      for (std::uint32_t b = state.left; b < sequences_[row].sealed; ++b) {
+        staging_.patch(compute_, books_.residency().slots_of_lane(layer, lane) + b, none<slot_id>);
+        free_placed(layer, lane, b);
+      }
+    });
+    state.left = std::max(state.left, sequences_[row].sealed);
+  }
+
+  /// Tables of the layers that stream a prompt list the blocks that the step opens, [left, blocks).
+  void list_step(row_id row, std::uint32_t blocks) noexcept
+  {
+    row_blocks& state = rows_[to_index(row)];
+    lane_table_ref const table = books_.table();
+    std::uint32_t const count = blocks - state.left;
+    for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (kind_of(layer) != layer_kind::selected) { return; }
+      std::uint64_t const books = books_.residency().lane_index(layer, lane);
+      for (std::uint32_t i = 0; i < std::max(count, state.step_listed); ++i) {
+        slot_id const slot = i < count ? leases_.placed(layer, lane, state.left + i) : none<slot_id>;
+        staging_.patch(compute_, table.listed + books * table.stride + i, slot);
+      }
+      staging_.patch(compute_, table.listed_count + books, count);
+    });
+    state.step_listed = count;
+  }
+
   status open_block(row_id row, std::uint32_t block) noexcept
   {
     row_blocks const& state = rows_[to_index(row)];
@@ -1025,8 +1110,9 @@ class block_keeper {
     if (state.listed == blocks) { return; }
     lane_table_ref const table = books_.table();
     for_lanes(row, [&](layer_id layer, lane_id lane) {
+      bool const by_step = kind_of(layer) == layer_kind::selected && prompt_streams(row);
       bool const selects = state.mode != row_mode::dense_resident && kind_of(layer) == layer_kind::selected;
-      if (kind_of(layer) == layer_kind::windowed || selects) { return; }
+      if (kind_of(layer) == layer_kind::windowed || selects || by_step) { return; }
       std::uint64_t const books = books_.residency().lane_index(layer, lane);
       for (std::uint32_t b = state.listed; b < blocks; ++b) {
         staging_.patch(compute_, table.listed + books * table.stride + b, leases_.placed(layer, lane, b));
@@ -1147,7 +1233,8 @@ class block_keeper {
     row_blocks const& state = rows_[to_index(row)];
     std::uint32_t kept = 0;
     auto const keep = [&](std::uint32_t block) {
-      if (kept < budget_.lease && kept_mark_[block] == 0) {
+      bool const here = !is_none(leases_.placed(layer, lane, block));  // not so where a prompt has streamed in
+      if (kept < budget_.lease && kept_mark_[block] == 0 && here) {
         kept_mark_[block] = 1;
         ++kept;
       }

@@ -13,6 +13,7 @@
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
+#include <pulseinfer/manager/block_stream.hpp>
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_driver.hpp>
@@ -20,6 +21,7 @@
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
 #include <pulseinfer/manager/step_meter.hpp>
+#include <pulseinfer/manager/stream_driver.hpp>
 #include <pulseinfer/manager/tensor_shapes.hpp>
 #include <pulseinfer/manager/visit_queue.hpp>
 #include <pulseinfer/operation/append_tokens.hpp>
@@ -28,6 +30,7 @@
 #include <pulseinfer/replacement/lru.hpp>
 #include <pulseinfer/view/failure_record.hpp>
 #include <pulseinfer/view/step_sample.hpp>
+#include <pulseinfer/view/stream_part.hpp>
 #include <pulseinfer/view/ticket.hpp>
 #include <pulseinfer/view/visit.hpp>
 
@@ -62,6 +65,10 @@ struct sequence_options {
   std::uint32_t prompt_tokens = 0;  ///< while fewer are committed, every block stays resident: the prefill lease
   std::uint32_t max_tokens = 0;     ///< prompt and output
   bool keep_resident = false;       ///< every block keeps a slot also once the row selects, until `demote`
+  /// The prompt comes in without staying resident: in selected layers only the blocks that a step opens have slots, earlier
+  /// ones come by through `stream_blocks`. Once the prompt is in, the row selects, however short it is. For requests that
+  /// offload, of managers built with stream_tokens; others are rejected.
+  bool stream_prompt = false;
 };
 
 /// Rows of a ticket, bit i of word i / 64 for the i-th row that was passed to begin_recall. Valid until the next call.
@@ -136,6 +143,7 @@ class offload_manager {
         [this](layer_id layer) { return selector_.budget_blocks(layer); })},
       keeper_{backend, compute, geometry, layout_, options, budget_, digest_bytes(geometry), policy},
       recalls_{backend, keeper_, geometry, options, budget_, transfer, policy},
+      streams_{backend, compute, keeper_, geometry, options, budget_},
       mover_{
         backend, compute, keeper_, options.saved_sequences == 0 ? options.max_rows : options.saved_sequences,
         options.wait_limit},
@@ -171,8 +179,9 @@ class offload_manager {
     admission said = admission::admitted;
     row_id const place = place_for(request, said);
     if (is_none(place)) { return said; }
-    status const opened = keeper_.open(place, request.prompt_tokens, request.max_tokens, request.keep_resident);
-    if (opened != status::ok) { return admission::queued; }
+    if (keeper_.open(place, request.prompt_tokens, request.max_tokens, slots_of(request)) != status::ok) {
+      return admission::queued;
+    }
     take_row(place);
     row = place;
     return admission::admitted;
@@ -188,7 +197,17 @@ class offload_manager {
       return "a request of " + number(request.prompt_tokens) + " prompt tokens and " + number(request.max_tokens) +
         " in all; the manager is built for 1 to " + number(options_.max_tokens);
     }
-    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, request.keep_resident);
+    if (request.stream_prompt && !streams_.enabled()) {
+      return "streams its prompt; the manager is built with stream_tokens 0";
+    }
+    if (request.stream_prompt && request.keep_resident) {
+      return "streams its prompt and keeps every block resident: it does one or the other";
+    }
+    if (!may_stream(request)) {
+      return "of " + number(request.max_tokens) + " tokens streams its prompt; those of up to " +
+        number(budget_.has_selected_layers ? budget_.dense_tokens : options_.max_tokens) + " keep every block resident";
+    }
+    demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, slots_of(request));
     capacity const free = keeper_.capacity_now(running_rows());
     return "needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) + " run), " +
       number(std::max(wanted.slots_prefill, wanted.slots_decode)) + " slots (" + number(free.slots_free) + " of " +
@@ -241,7 +260,10 @@ class offload_manager {
     saved_sequence const* const kept = mover_.find(saved);
     if (kept == nullptr) { return admission::rejected; }
     sequence_options const request{
-      .prompt_tokens = kept->prompt_tokens, .max_tokens = kept->max_tokens, .keep_resident = kept->keeps};
+      .prompt_tokens = kept->prompt_tokens,
+      .max_tokens = kept->max_tokens,
+      .keep_resident = kept->keeps,
+      .stream_prompt = kept->streams};
     admission const said = adopt(saved, request, row);
     if (said == admission::admitted) { static_cast<void>(mover_.drop(saved)); }
     return said;
@@ -268,7 +290,7 @@ class offload_manager {
     row_id const place = place_for(request, said, mover_.shared_full_blocks(*kept, request.max_tokens));
     if (is_none(place)) { return said; }
     status const restored =
-      mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, request.keep_resident, recalls_.mover());
+      mover_.restore(saved, place, request.prompt_tokens, request.max_tokens, slots_of(request), recalls_.mover());
     if (restored != status::ok) { return admission::queued; }
     take_row(place);
     row = place;
@@ -321,7 +343,8 @@ class offload_manager {
 
   /// Brings every block of a row back into slots: from the next step on it selects and recalls nothing. Sleeps until the
   /// blocks are there.
-  /// @status as `demote`, and capacity_exceeded: too few slots for the longest that the row may become
+  /// @status as `demote`, and invalid_state while the row's prompt streams in; capacity_exceeded: too few slots for the
+  ///         longest that the row may become
   [[nodiscard]] status promote(row_id row) noexcept
   {
     status const quiet = standing_quiet(row);
@@ -345,6 +368,7 @@ class offload_manager {
     if (queue_.lost()) { return status::device_lost; }
     // What a step before could not tell the device comes first.
     if (status const told = keeper_.flush(); told != status::ok) { return noted(told); }
+    streams_.end();
     close_sample();
     queue_.note_lateness();
     begun_ = {};
@@ -380,6 +404,7 @@ class offload_manager {
   /// Appends the rows' keys and values at `layer`, updates digests and begins their recall; what the loop calls `enter`.
   /// @param keys [tokens, kv_heads, head_dim]   @param values [tokens, kv_heads, value_dim]; both empty where the host
   ///        engine writes its cache itself   @param queries [tokens, query_heads, head_dim]
+  /// Rows that have failed in the step are passed over.
   /// @status out_of_range; invalid_argument: shapes that the geometry does not have; invalid_state: a row that is not due at
   ///         this layer, or named twice; nothing changed then
   template <host_tensor Keys, host_tensor Values, host_tensor Queries>
@@ -397,6 +422,7 @@ class offload_manager {
   /// whose last visit is in hand counts as sampled. A failed row's tokens are all dropped: it stands where it did before the
   /// step, and may be tried again. Where the stream waited for a recall in the host's stead, the row fails here if the recall
   /// did; where not even that is known yet, begin_step refuses the row later on, which cannot go on then.
+  /// For rows that have streamed in the step this sleeps until what they streamed is there.
   /// @status out_of_range, invalid_argument: more accepted than appended; nothing changed
   status commit(std::span<commit_row const> rows) noexcept
   {
@@ -407,8 +433,9 @@ class offload_manager {
     }
     for (commit_row const& r : rows) {
       if (queue_.finished(r.row)) { static_cast<void>(queue_.prove(r.row)); }
-      bool const failed = queue_[r.row].progress == row_progress::failed;
+      bool failed = queue_[r.row].progress == row_progress::failed;
       if (!queue_.finished(r.row) && !failed) { continue; }
+      failed = !settle_stream(r.row) || failed;
       if (status const kept = keeper_.commit(r.row, failed ? 0 : r.accepted); kept != status::ok) { return kept; }
       queue_.remove(r.row);
     }
@@ -419,7 +446,7 @@ class offload_manager {
   }
 
   /// While a row's prompt comes in: lets its last queries choose the blocks of `layer` that stay resident once it decodes.
-  /// Moves nothing. Rows that never offload, and layers without selection, are passed over.
+  /// Moves nothing. Rows that never offload or whose prompt streams, and layers without selection, are passed over.
   /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step, or named twice
   template <host_tensor Queries>
   status warm_up(layer_id layer, row_list rows, Queries const& queries) noexcept
@@ -428,8 +455,10 @@ class offload_manager {
     if (!has_layer(layer)) { return status::out_of_range; }
     if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
     if (geometry_.group_of(layer).kind != layer_kind::selected) { return status::ok; }
-    row_list const asking = sublist(
-      rows, [&](row_id row) { return keeper_.row(row).offloads && keeper_.row(row).mode == row_mode::dense_resident; });
+    row_list const asking = sublist(rows, [&](row_id row) {
+      row_blocks const& state = keeper_.row(row);
+      return state.offloads && !state.streams && state.mode == row_mode::dense_resident;
+    });
     if (asking.count == 0) { return status::ok; }
     if (asking.ids == nullptr) { return status::busy; }
     status result = backend_->launch(
@@ -489,6 +518,34 @@ class offload_manager {
     r.row_count = travelling.count;
     for (std::uint32_t i = 0; i < travelling.count; ++i) { r.rows[i] = travelling[i]; }
     return recalls_.bring_background(r, given, compute_);
+  }
+
+  // -- prompts that do not fit the slots
+
+  /// Brings the earlier blocks of a row whose prompt streams in through the slots of stream_tokens, at a layer that the row
+  /// has entered (or that it has been appended at) in this step:
+  ///   for (stream_part const& part : kv.stream_blocks(visit.layer, row)) { attend part.table for part.rows; merge }
+  /// All parts together are the blocks that the visit's own table does not list. Empty, with status ok, for any other row
+  /// and for layers that do not select: their tables list everything. Call it before the visit's table is attended: copies
+  /// begin at once, behind what was attended in their slots before.
+  ///
+  /// One stream at a time: another one begins once the last has ended, at its end or with the range's life. A range lives
+  /// within its step. Where blocks cannot be brought the row has failed, as by a recall: it gets no further visit, `enter`
+  /// passes it over, and commit drops its tokens.
+  /// @status of the range: out_of_range; invalid_state: a row that does not stand at the layer; busy: another stream goes on;
+  ///         what the row has failed with; see block_stream::status
+  /// @stream parts are listed on the compute stream, behind their copies: attend them there
+  [[nodiscard]] block_stream<offload_manager> stream_blocks(layer_id layer, row_id row) noexcept
+  {
+    status code = status::ok;
+    std::uint64_t const serial = begin_stream(layer, row, code);
+    return block_stream<offload_manager>{*this, serial, code};
+  }
+
+  /// Whether a row's prompt comes in without staying resident, so that its steps need stream_blocks.
+  [[nodiscard]] bool prompt_streams(row_id row) const noexcept
+  {
+    return keeper_.sequences().in_range(row) && keeper_.prompt_streams(row);
   }
 
   // -- tickets: for engines with a loop of their own
@@ -587,6 +644,7 @@ class offload_manager {
   status drain(nanoseconds deadline) noexcept
   {
     if (status const arrived = recalls_.drain(deadline); arrived != status::ok) { return noted(arrived); }
+    if (status const streamed = streams_.drain(deadline); streamed != status::ok) { return noted(streamed); }
     status const drained = keeper_.drain(deadline);
     retire();
     status const settled = keeper_.wait_compute(deadline);
@@ -653,7 +711,7 @@ class offload_manager {
       .slot_bytes = keeper_.slots_in_use() * layout_.block_bytes,
       .slot_bytes_peak = keeper_.slots_peak() * layout_.block_bytes,
       .digest_bytes = (digests.total_extents() - digests.free_extents()) * digests.extent_bytes(),
-      .book_bytes = keeper_.books().device_bytes(),
+      .book_bytes = keeper_.books().device_bytes() + streams_.device_bytes(),
       .host_bytes = (std::uint64_t{host.held} + host.in_flight) * slabs * layout_.block_bytes};
   }
   void reset_peak() noexcept { keeper_.reset_slots_peak(); }
@@ -667,6 +725,7 @@ class offload_manager {
 
  private:
   friend class step_loop<offload_manager>;
+  friend class block_stream<offload_manager>;
 
   enum class row_use : std::uint8_t { idle, open, ending };
 
@@ -704,6 +763,77 @@ class offload_manager {
       }
     }
     if (left) { ends_asked_.store(true, std::memory_order_relaxed); }
+  }
+
+  // -- what block_stream asks for
+
+  /// @return number of the stream; 0 where there is none, with `code` saying why
+  [[nodiscard]] std::uint64_t begin_stream(layer_id layer, row_id row, status& code) noexcept
+  {
+    code = status::ok;
+    if (!has_layer(layer) || !keeper_.sequences().in_range(row)) { code = status::out_of_range; }
+    if (code == status::ok) { code = streams_at(layer, row); }
+    bool const nothing = code != status::ok || geometry_.group_of(layer).kind != layer_kind::selected ||
+      !keeper_.prompt_streams(row) || keeper_.sequences()[row].sealed == 0;
+    if (nothing) { return 0; }
+    if (streams_.current() != 0) {
+      code = status::busy;
+      return 0;
+    }
+    code = lose(row, streams_.begin(row, layer, keeper_.sequences()[row].sealed, recalls_.mover()));
+    return streams_.current();
+  }
+
+  /// Whether the row stands at the layer, so that its blocks may stream.
+  [[nodiscard]] status streams_at(layer_id layer, row_id row) const noexcept
+  {
+    sequence_state const& sequence = keeper_.sequences()[row];
+    row_runtime const& state = queue_[row];
+    if (!sequence.open() || state.closing || sequence.pending == 0) { return status::invalid_state; }
+    if (state.progress == row_progress::failed) { return state.code; }
+    return queue_.stands_at(row, layer) ? status::ok : status::invalid_state;
+  }
+
+  bool next_part(std::uint64_t serial, stream_part& part, status& code) noexcept
+  {
+    if (streams_.current() != serial) {
+      code = status::aborted;
+      return false;
+    }
+    row_id const row = streams_.row();
+    code = streams_at(streams_.layer(), row);
+    bool has = false;
+    if (code == status::ok) {
+      code = lose(row, streams_.next(part, has, recalls_.mover()));
+    } else {
+      if (code == status::invalid_state) { code = status::aborted; }
+      streams_.end();
+    }
+    return has;
+  }
+
+  void end_stream(std::uint64_t serial) noexcept
+  {
+    if (streams_.current() == serial) { streams_.end(); }
+  }
+
+  /// Fails a row whose streamed blocks could not be brought. @return the loss's code
+  status lose(row_id row, stream_loss const& lost) noexcept
+  {
+    if (lost.code != status::ok) {
+      queue_.lose_blocks(row, lost.layer, lost.first_block, lost.block_count, lost.code, lost.tries);
+    }
+    if (lost.code == status::device_lost) { queue_.lose(); }
+    return lost.code;
+  }
+
+  /// At the end of a row's step. @return whether what it streamed is there; else the row has failed
+  [[nodiscard]] bool settle_stream(row_id row) noexcept
+  {
+    if (!streams_.streamed(row)) { return true; }
+    stream_loss const lost = streams_.settle(row, backend_->now() + options_.wait_limit);
+    if (queue_[row].progress == row_progress::failed) { return false; }
+    return lose(row, lost) == status::ok;
   }
 
   [[nodiscard]] static std::uint32_t blocks_of_longest(kv_geometry const& geometry, manager_options const& options)
@@ -771,15 +901,15 @@ class offload_manager {
     retire();
     said = admission::rejected;
     bool const sound = request.max_tokens != 0 && request.max_tokens <= options_.max_tokens &&
-      request.prompt_tokens <= request.max_tokens;
+      request.prompt_tokens <= request.max_tokens && may_stream(request);
     if (!sound || queue_.lost()) { return none<row_id>; }
-    demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, request.keep_resident);
+    demand wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, slots_of(request));
     wanted.host_blocks -= std::min<std::uint64_t>(wanted.host_blocks, shared);
     said = admission_.admit(wanted, keeper_.capacity_now(running_rows()));
     if (said != admission::admitted) { return none<row_id>; }
     row_id const place = free_row();
     bool const fits =
-      !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens, request.keep_resident);
+      !is_none(place) && keeper_.slots_fit(request.prompt_tokens, request.max_tokens, slots_of(request));
     said = fits ? admission::admitted : admission::queued;
     return fits ? place : none<row_id>;
   }
@@ -788,6 +918,19 @@ class offload_manager {
   [[nodiscard]] bool lacks_digests(sequence_options const& request, bool offloads) const noexcept
   {
     return !offloads && keeper_.demand_of(request.prompt_tokens, request.max_tokens).digest_extents != 0;
+  }
+
+  /// Whether a request that streams its prompt can; true for all others.
+  [[nodiscard]] bool may_stream(sequence_options const& request) const noexcept
+  {
+    bool const can = streams_.enabled() && budget_.offloads(request.max_tokens) && !request.keep_resident;
+    return !request.stream_prompt || can;
+  }
+
+  [[nodiscard]] static row_slots slots_of(sequence_options const& request) noexcept
+  {
+    if (request.keep_resident) { return row_slots::all; }
+    return request.stream_prompt ? row_slots::step : row_slots::prompt;
   }
 
   void take_row(row_id row) noexcept
@@ -805,12 +948,15 @@ class offload_manager {
     return still ? status::ok : status::invalid_state;
   }
 
-  /// As standing_still, and sleeps until no recall of the row is under way: tickets may have been left behind.
+  /// As standing_still, and sleeps until no recall of the row is under way, nor copies into the slots of a stream: tickets
+  /// and streams may have been left behind.
   [[nodiscard]] status standing_quiet(row_id row) noexcept
   {
     drive();
-    status const still = standing_still(row);
-    return still == status::ok ? recalls_.wait_row(row, backend_->now() + options_.wait_limit) : still;
+    nanoseconds const deadline = backend_->now() + options_.wait_limit;
+    status result = standing_still(row);
+    if (result == status::ok) { result = recalls_.wait_row(row, deadline); }
+    return result == status::ok ? streams_.wait(row, deadline) : result;
   }
 
   [[nodiscard]] row_id free_row() const noexcept
@@ -920,19 +1066,28 @@ class offload_manager {
     drive();
     end_asked();
     keeper_.poll();
+    streams_.poll();
     recalls_.settle_all();
     status const told = keeper_.flush();
     if (told != status::ok && told != status::device_lost) { return; }
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
       auto const row = static_cast<row_id>(r);
-      if (!queue_[row].closing || keeper_.writes_fly(row) || recalls_.flies(row)) { continue; }
+      if (!queue_[row].closing) { continue; }
+      if (keeper_.writes_fly(row) || recalls_.flies(row) || streams_.flies(row)) { continue; }
       queue_[row].closing = false;
+      streams_.forget(row);
       keeper_.close(row);
       uses_[r].store(row_use::idle, std::memory_order_release);
     }
   }
 
   // -- entering a layer
+
+  /// Whether a row has failed in the step, so that enter and append pass it over.
+  [[nodiscard]] bool has_failed(row_id row) const noexcept
+  {
+    return queue_[row].progress == row_progress::failed && keeper_.sequences()[row].pending != 0;
+  }
 
   [[nodiscard]] bool due_at(row_id row, layer_id layer) const noexcept
   {
@@ -948,12 +1103,13 @@ class offload_manager {
     if (!fits_keys(geometry_, keys, values)) { return status::invalid_argument; }
     for (row_id const row : rows) {
       if (!keeper_.sequences().in_range(row)) { return status::out_of_range; }
+      if (has_failed(row)) { continue; }
       if (!due_at(row, layer)) { return status::invalid_state; }
       bool const held = (keys.empty() || holds_tokens(keys, row)) && (values.empty() || holds_tokens(values, row));
       if (!held) { return status::invalid_argument; }
     }
     if (names_twice(rows)) { return status::invalid_state; }
-    kept = sublist(rows, [](row_id) { return true; });
+    kept = sublist(rows, [&](row_id row) { return !has_failed(row); });
     if (kept.count == 0) { return status::ok; }
     if (kept.ids == nullptr) { return status::busy; }
     if (!keys.empty()) {
@@ -1095,6 +1251,7 @@ class offload_manager {
   slot_budget budget_;
   block_keeper<B, Replacement> keeper_;
   recall_driver<B, TransferEngine, Replacement> recalls_;
+  stream_driver<B, Replacement> streams_;
   sequence_mover<B, Replacement> mover_;
   list_arena<B> arena_;
   step_meter meter_;

@@ -74,6 +74,7 @@ class sequence_mover {
     saved->max_tokens = sequence.max_tokens;
     saved->offloads = state.offloads;
     saved->keeps = state.keeps;
+    saved->streams = state.streams;
     saved->goes_on = with_partial;
     status result = windows_hold(row, saved->tokens) ? status::ok : status::invalid_state;
     std::uint32_t const lent = closes ? state.host_reserved : 0;
@@ -98,13 +99,14 @@ class sequence_mover {
   /// @status stale_ticket; what block_keeper::open says; transfer_failed, drain_timeout. The row is closed in these cases
   template <class Mover>
   status restore(
-    saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, bool keeps, Mover& mover) noexcept
+    saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept,
+    Mover& mover) noexcept
   {
     saved_sequence* const saved = book_.find(id);
     if (saved == nullptr) { return status::stale_ticket; }
     if (saved->tokens > max_tokens) { return status::capacity_exceeded; }
     std::uint32_t const shared = shared_full_blocks(*saved, max_tokens);
-    status const opened = keeper_->open(row, prompt_tokens, max_tokens, keeps, shared);
+    status const opened = keeper_->open(row, prompt_tokens, max_tokens, kept, shared);
     if (opened != status::ok) { return opened; }
     status result = take_over(row, *saved);
     if (result == status::ok) { result = keeper_->flush(); }
@@ -152,6 +154,10 @@ class sequence_mover {
         fetched = true;
       }
     }
+    if (reopens && keeper_->prompt_streams(row) && sealed < state.left) {
+      fetched = true;
+      if (!place_selected(row, sealed)) { return status::capacity_exceeded; }
+    }
     status result = keeper_->flush();
     if (result == status::ok) {
       result = backend_->launch(
@@ -181,6 +187,7 @@ class sequence_mover {
     }
     // Blocks that open again may get other slots: the tables must not take them for those that they list.
     keeper_->list_blocks(row, std::min(blocks, state.listed));
+    state.left = std::min(state.left, sealed);
     if (blocks > sealed) { tell_reopened(row, sealed); }
     return result == status::ok ? keeper_->flush() : result;
   }
@@ -193,7 +200,7 @@ class sequence_mover {
   status promote(row_id row, Mover& mover) noexcept
   {
     row_blocks& state = keeper_->rows_[to_index(row)];
-    if (state.keeps || !state.offloads) { return status::invalid_state; }
+    if (state.keeps || !state.offloads || keeper_->prompt_streams(row)) { return status::invalid_state; }
     if (state.mode == row_mode::dense_resident) { return keeper_->keep_all(row); }
     if (!keeper_->all_slots_fit(row)) { return status::capacity_exceeded; }
     if (status const written = keeper_->wait_written(row, mover); written != status::ok) { return written; }
@@ -215,6 +222,7 @@ class sequence_mover {
     for (std::uint32_t i = 0; i < keeper_->budget_.ring; ++i) { keeper_->leases_.ring(row, i) = ring_place{}; }
     state.mode = row_mode::sparse_resident;
     state.keeps = true;
+    state.streams = false;
     keeper_->keep_back(row, row_slots::all);
     return keeper_->flush();
   }
@@ -531,7 +539,8 @@ class sequence_mover {
       state.sent = state.written = state.dirty = sequence.sealed;
       if (status const covered = keeper_->cover_digests(row, saved.blocks); covered != status::ok) { return covered; }
     }
-    bool const selects = state.offloads && saved.tokens >= state.prompt_tokens && saved.tokens >= budget.dense_tokens;
+    bool const selects =
+      state.offloads && saved.tokens >= state.prompt_tokens && (state.streams || saved.tokens >= budget.dense_tokens);
     if (selects && state.keeps) {
       state.mode = row_mode::sparse_resident;
     } else if (selects) {
@@ -542,7 +551,9 @@ class sequence_mover {
     status result = status::ok;
     keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
       bool const windowed = keeper_->kind_of(layer) == layer_kind::windowed;
-      std::uint32_t const from = keeper_->in_lease(state, layer) ? sequence.sealed : 0;
+      bool const selected = keeper_->kind_of(layer) == layer_kind::selected;
+      bool const on_host_alone = selected && (keeper_->in_lease(state, layer) || keeper_->prompt_streams(row));
+      std::uint32_t const from = on_host_alone ? sequence.sealed : 0;
       for (std::uint32_t b = from; b < saved.blocks && result == status::ok; ++b) {
         if (windowed && !in_window(layer, saved.tokens, b)) { continue; }
         if (!keeper_->place_block(row, layer, lane, b)) { result = status::capacity_exceeded; }
@@ -555,6 +566,7 @@ class sequence_mover {
         first_window_block(saved.tokens + 1, 1, group.window_tokens, keeper_->geometry_.block_tokens);
     }
     state.opened = saved.blocks;
+    state.left = keeper_->prompt_streams(row) ? sequence.sealed : 0;
     return result;
   }
 
@@ -608,7 +620,18 @@ class sequence_mover {
     return shared;
   }
 
-  /// Brings a block from the host into the ring place that was opened for it.
+  /// Gives a block of a prompt that streams its slots back in selected layers. @return false: slots are lacking
+  [[nodiscard]] bool place_selected(row_id row, std::uint32_t block) noexcept
+  {
+    bool placed = true;
+    keeper_->for_lanes(row, [&](layer_id layer, lane_id lane) {
+      if (keeper_->kind_of(layer) != layer_kind::selected) { return; }
+      placed = placed && keeper_->place_block(row, layer, lane, block);
+    });
+    return placed;
+  }
+
+  /// Brings a block from the host into the slots that were opened for it.
   template <class Mover>
   status fetch_block(row_id row, std::uint32_t block, host_block_id source, Mover& mover) noexcept
   {

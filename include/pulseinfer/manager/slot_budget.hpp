@@ -27,6 +27,7 @@ struct slot_budget {
   std::uint32_t dense_tokens = 0;   ///< rows up to this length keep every block resident
   std::uint32_t max_step_tokens = 1;
   std::uint32_t max_prefill_tokens = 1;
+  std::uint32_t stream_blocks = 0;  ///< of one half of the slots that prompts stream through, for each head group
   bool has_selected_layers = false;
 
   /// Whether a row of that length will ever leave blocks on the host alone.
@@ -49,6 +50,19 @@ struct slot_budget {
     std::uint64_t const longest =
       std::uint64_t{std::max(prompt_tokens, std::min(dense_tokens, max_tokens))} + max_step_tokens;
     return std::min<std::uint32_t>(blocks(max_tokens), blocks(static_cast<std::uint32_t>(longest)));
+  }
+
+  /// Slots of one lane in a layer while a prompt streams in: a selected layer has those blocks that one step opens.
+  [[nodiscard]] std::uint32_t step_slots(layer_group const& group, std::uint32_t max_tokens) const
+  {
+    if (group.kind != layer_kind::selected) { return resident_slots(group, 0, max_tokens); }
+    return std::min(blocks(max_tokens), static_cast<std::uint32_t>(window_blocks(max_prefill_tokens, block_tokens)));
+  }
+
+  /// Slots of each pool that prompts stream through.
+  [[nodiscard]] std::uint64_t stream_slots(std::uint32_t head_groups) const
+  {
+    return std::uint64_t{2} * stream_blocks * head_groups;
   }
 
   /// Slots of one lane in a layer once the row decodes.
@@ -99,6 +113,7 @@ template <class BudgetOf>
   budget.max_step_tokens = options.max_step_tokens;
   budget.max_prefill_tokens =
     std::max(std::min(options.max_prefill_tokens, options.max_tokens), options.max_step_tokens);
+  budget.stream_blocks = budget.blocks(options.stream_tokens);
   budget.open_blocks = static_cast<std::uint32_t>(window_blocks(options.max_step_tokens, geometry.block_tokens));
   validate_extent(std::uint64_t{budget.open_blocks} + options.write_back_depth, 1);
   budget.ring = budget.open_blocks + options.write_back_depth;

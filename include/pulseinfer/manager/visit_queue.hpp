@@ -111,6 +111,34 @@ class visit_queue {
     if constexpr (hits_first) { due_.insert(due_.end(), rows.begin(), rows.end()); }
   }
 
+  /// Whether a row has entered `layer`, or has gone through it outside the loop, and no further one.
+  [[nodiscard]] bool stands_at(row_id row, layer_id layer) const noexcept
+  {
+    row_runtime const& state = rows_[to_index(row)];
+    bool const entered = state.progress == row_progress::standing || state.progress == row_progress::handed ||
+      state.progress == row_progress::done;
+    return entered && state.layer == layer;
+  }
+
+  /// Blocks of the row at a layer, [first, first + count), could not be brought outside of recalls: it gets no further
+  /// visit, and its step will be dropped.
+  void lose_blocks(
+    row_id row, layer_id layer, std::uint32_t first, std::uint32_t count, status code, std::uint32_t tries) noexcept
+  {
+    ++sample_->failed_transfers;
+    for (std::uint32_t i = 0; i < count && failures_.size() < max_failures; ++i) {
+      failures_.push_back(
+        {.sequence = keeper_->sequences()[row].id,
+         .row = row,
+         .layer = layer,
+         .block = static_cast<block_id>(first + i),
+         .code = code,
+         .tries = tries});
+    }
+    fail(row, code);
+    std::erase(due_, row);
+  }
+
   /// The row leaves its step, wherever it stands.
   void remove(row_id row) noexcept
   {

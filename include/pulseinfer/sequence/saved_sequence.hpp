@@ -27,6 +27,7 @@ struct saved_sequence {
   std::uint32_t max_tokens = 0;
   bool offloads = false;  ///< its digests are saved too
   bool keeps = false;     ///< the row kept every block in a slot
+  bool streams = false;   ///< its prompt came in without staying resident
   bool goes_on = false;   ///< the sequence as it was: its previous selections are saved too
   std::uint32_t place = 0;
   std::vector<host_block_id> host_blocks = {};   ///< [max_blocks], the first `blocks` named

@@ -22,10 +22,12 @@ struct model_rig {
       engine{backend, stream, model, kv, options.max_rows, per_row}
   {}
 
-  pulseinfer::row_id open(std::uint64_t seed, std::uint32_t prompt, std::uint32_t tokens)
+  pulseinfer::row_id open(std::uint64_t seed, std::uint32_t prompt, std::uint32_t tokens, bool stream_prompt = false)
   {
     pulseinfer::row_id row = pulseinfer::none<pulseinfer::row_id>;
-    REQUIRE(kv.open({.prompt_tokens = prompt, .max_tokens = tokens}, row) == pulseinfer::admission::admitted);
+    REQUIRE(
+      kv.open({.prompt_tokens = prompt, .max_tokens = tokens, .stream_prompt = stream_prompt}, row) ==
+      pulseinfer::admission::admitted);
     engine.assign(row, seed);
     return row;
   }
@@ -42,6 +44,7 @@ struct sequence_plan {
   std::uint32_t prompt = 0;
   std::uint32_t length = 0;
   std::uint32_t chunk = 8;
+  bool stream_prompt = false;
 };
 
 /// Runs the plans together to their ends, each step with all rows that go on.
@@ -49,7 +52,9 @@ template <class Manager>
 void run_plans(model_rig<Manager>& r, std::vector<sequence_plan> const& plans)
 {
   std::vector<pulseinfer::row_id> rows;
-  for (sequence_plan const& plan : plans) { rows.push_back(r.open(plan.seed, plan.prompt, plan.length)); }
+  for (sequence_plan const& plan : plans) {
+    rows.push_back(r.open(plan.seed, plan.prompt, plan.length, plan.stream_prompt));
+  }
   for (;;) {
     std::vector<pulseinfer::step_row> batch;
     for (std::size_t i = 0; i < plans.size(); ++i) {

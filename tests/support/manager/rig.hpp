@@ -31,10 +31,12 @@ struct rig<offload_manager<Backend, Selector, Transfer, Scheduler, fixed_admissi
       engine{backend, stream, kv, options.manager.max_rows, options.manager.max_tokens, options.per_row}
   {}
 
-  pulseinfer::row_id open(std::uint64_t seed, std::uint32_t prompt, std::uint32_t tokens)
+  pulseinfer::row_id open(std::uint64_t seed, std::uint32_t prompt, std::uint32_t tokens, bool stream_prompt = false)
   {
     pulseinfer::row_id row = pulseinfer::none<pulseinfer::row_id>;
-    REQUIRE(kv.open({.prompt_tokens = prompt, .max_tokens = tokens}, row) == pulseinfer::admission::admitted);
+    REQUIRE(
+      kv.open({.prompt_tokens = prompt, .max_tokens = tokens, .stream_prompt = stream_prompt}, row) ==
+      pulseinfer::admission::admitted);
     engine.assign(row, seed);
     return row;
   }
@@ -55,7 +57,9 @@ struct rig<offload_manager<Backend, Selector, Transfer, Scheduler, fixed_admissi
       if (kv.sequences()[row].open()) { REQUIRE(kv.close(row) == pulseinfer::status::ok); }
     }
     REQUIRE(kv.drain(pulseinfer::no_deadline) == pulseinfer::status::ok);
-    CHECK(kv.memory().slot_bytes == 0);
+    std::uint64_t const pools = kv.pool().per_layer() ? kv.geometry().layers : 1;
+    CHECK(
+      kv.memory().slot_bytes == kv.budget().stream_slots(kv.geometry().head_groups) * pools * kv.layout().block_bytes);
     CHECK(kv.memory().host_bytes == 0);
     CHECK(kv.memory().digest_bytes == 0);
     CHECK(kv.audit() == "");

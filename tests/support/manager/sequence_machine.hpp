@@ -20,15 +20,16 @@ struct machine_setting {
   std::uint32_t block_tokens = 4;
   std::uint32_t blocks = 16;  ///< of the longest sequence
   std::uint32_t head_groups = 1;
-  std::uint32_t step_tokens = 1;  ///< with drafts
-  std::uint32_t depth = 2;        ///< of write-back
-  std::uint32_t spare_slots = 0;  ///< above the floor of the quota
-  std::uint32_t host_blocks = 0;  ///< 0: all that may be needed
-  std::uint32_t saved = 0;        ///< saved sequences at once; 0: as many as rows
-  std::uint32_t recalls = 0;      ///< places of the ring; 0: the default
-  std::uint32_t slots = 0;        ///< 0: all rows decode, one prefills
-  std::uint32_t low_slots = 0;    ///< rows that keep their blocks are written back below so many free ones
-  bool mixed_layers = false;      ///< selected, windowed, dense, selected; else three selected ones
+  std::uint32_t step_tokens = 1;    ///< with drafts
+  std::uint32_t depth = 2;          ///< of write-back
+  std::uint32_t spare_slots = 0;    ///< above the floor of the quota
+  std::uint32_t host_blocks = 0;    ///< 0: all that may be needed
+  std::uint32_t saved = 0;          ///< saved sequences at once; 0: as many as rows
+  std::uint32_t recalls = 0;        ///< places of the ring; 0: the default
+  std::uint32_t slots = 0;          ///< 0: all rows decode, one prefills
+  std::uint32_t low_slots = 0;      ///< rows that keep their blocks are written back below so many free ones
+  std::uint32_t stream_blocks = 0;  ///< of one half of the slots that prompts stream through; 0: none do
+  bool mixed_layers = false;        ///< selected, windowed, dense, selected; else three selected ones
   bool warm_up = false;
   std::uint64_t seed = 0;  ///< order of the streams
 };
@@ -40,7 +41,8 @@ inline std::string name_of(machine_setting const& s)
     ", head_groups " + number(s.head_groups) + ", step_tokens " + number(s.step_tokens) + ", depth " + number(s.depth) +
     ", spare_slots " + number(s.spare_slots) + ", host_blocks " + number(s.host_blocks) + ", saved " + number(s.saved) +
     ", recalls " + number(s.recalls) + ", slots " + number(s.slots) + ", low_slots " + number(s.low_slots) +
-    (s.mixed_layers ? ", mixed layers" : "") + (s.warm_up ? ", warm_up" : "") + ", seed " + number(s.seed);
+    ", stream_blocks " + number(s.stream_blocks) + (s.mixed_layers ? ", mixed layers" : "") +
+    (s.warm_up ? ", warm_up" : "") + ", seed " + number(s.seed);
 }
 
 enum class machine_action : std::uint8_t {
@@ -170,7 +172,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     kept_.clear();
     drain();
     check();
-    pulseinfer::memory_use const memory = kv_.memory();
+    pulseinfer::memory_use memory = kv_.memory();
+    memory.slot_bytes -= kv_.budget().stream_slots(kv_.geometry().head_groups) * kv_.layout().block_bytes;
     if (memory.slot_bytes != 0 || memory.host_bytes != 0 || memory.digest_bytes != 0 || kv_.store().reserved() != 0) {
       report(
         "leak: " + std::to_string(memory.slot_bytes) + " B of slots, " + std::to_string(memory.host_bytes) +
@@ -192,6 +195,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   [[nodiscard]] std::uint64_t recalled_blocks() const { return recalled_; }
   [[nodiscard]] std::uint64_t late_rows() const { return late_; }
   [[nodiscard]] std::uint64_t prefetches() const { return prefetched_; }
+  /// Parts of streams that were gone through as a whole, and streams that were left.
+  [[nodiscard]] std::uint64_t streamed_parts() const { return engine_.parts; }
+  [[nodiscard]] std::uint64_t left_streams() const { return left_streams_; }
 
  private:
   struct live {
@@ -251,8 +257,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       .max_prefill_tokens = chunk,
       .quota_tokens = (budget_blocks(s) + open_blocks(s) - 1 + s.depth + s.spare_slots) * s.block_tokens,
       .write_back_depth = s.depth,
+      .stream_tokens = s.stream_blocks * s.block_tokens,
       .warm_up_queries = 3,
-      .slots = s.slots,
+      .slots = s.slots == 0 ? 0 : s.slots + 2 * s.stream_blocks * s.head_groups,
       .write_back_below = s.low_slots,
       .host_blocks = s.host_blocks,
       .recalls = s.recalls,
@@ -319,7 +326,12 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   {
     std::uint32_t const room = max_tokens() - least + 1;
     std::uint32_t const most = least + std::max(below(room), below(room));
-    return {.prompt_tokens = below(most + 1), .max_tokens = std::max(most, 1U), .keep_resident = one_in(3)};
+    bool const streams = setting_.stream_blocks != 0 && kv_.budget().offloads(most) && one_in(2);
+    return {
+      .prompt_tokens = below(most + 1),
+      .max_tokens = std::max(most, 1U),
+      .keep_resident = !streams && one_in(3),
+      .stream_prompt = streams};
   }
 
   void open()
@@ -585,6 +597,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   void take(pulseinfer::visit const& v)
   {
     look(v);
+    if (v.part != pulseinfer::part::landed) {
+      for (pulseinfer::row_id const row : v.rows) { stream(v.layer, row); }
+    }
     disturb();
     if (v.part == pulseinfer::part::hits) { return; }
     pulseinfer::row_list const rows = still_open(v.rows);
@@ -606,6 +621,32 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     pulseinfer::status const said = kv_.prefetch(layer, rows, engine_.query_view());
     if (said != pulseinfer::status::busy) { require(said, "prefetch"); }
     prefetched_ += said == pulseinfer::status::ok ? 1 : 0;
+  }
+
+  /// Goes through the earlier blocks of a row whose prompt streams in, now and then not to their end.
+  void stream(pulseinfer::layer_id layer, pulseinfer::row_id row)
+  {
+    bool const open = std::ranges::any_of(live_, [&](live const& it) { return it.row == row; });
+    if (setting_.stream_blocks == 0 || !open) { return; }
+    if (!one_in(5)) {
+      engine_.take_stream(layer, row);
+      return;
+    }
+    engine_type* const engine = &engine_;
+    auto const now = engine_.note()[to_index(row)];
+    std::uint32_t left = below(4);
+    pulseinfer::block_stream<manager_type> earlier = kv_.stream_blocks(layer, row);
+    for (pulseinfer::stream_part const& part : earlier) {
+      require(
+        backend_.launch(stream_, pulseinfer::host_function{[engine, part, now] { engine->look(part, now); }}),
+        "launch");
+      disturb();
+      if (left-- == 0) {
+        ++left_streams_;
+        break;
+      }
+    }
+    if (earlier.status() != pulseinfer::status::aborted) { require(earlier.status(), "stream_blocks"); }
   }
 
   void end_step()
@@ -654,6 +695,9 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
           stream_, host_function{[engine, layer, rows, now = engine_.note()] { engine->fill(layer, rows, now); }}),
         "launch");
       require(kv_.append(layer, rows, engine_.key_view(), engine_.value_view()), "append");
+      for (row_id const row : rows) {
+        if (setting_.stream_blocks != 0) { engine_.take_stream(layer, row); }
+      }
       if (one_in(4)) {
         // Asked for, and given up.
         ticket given;
@@ -752,6 +796,7 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
   std::uint64_t recalled_ = 0;
   std::uint64_t late_ = 0;
   std::uint64_t prefetched_ = 0;
+  std::uint64_t left_streams_ = 0;
   std::uint64_t closed_within_ = 0;
   std::uint64_t done_[action_count] = {};
   std::uint64_t well_[action_count] = {};
