@@ -90,7 +90,7 @@ struct decode_result {
     .per_row = pass.rest(1) - pass.rest(0),
     .per_row_hits = pass.attention(1.0),
     .per_hits = options.engine.hits_launch,
-    .per_recall = options.machine.kernels.per_operation,
+    .per_recall = options.machine.kernels.per_operation + options.machine.control.resume,
     .link_bytes_per_second = options.machine.kernels.to_device_bytes_per_s,
     .resume = options.machine.control.resume,
     .wake = options.machine.control.wake,
@@ -253,7 +253,7 @@ template <layer_scheduler Scheduler>
     notes.alone = (options.engine.pass.per_pass + options.engine.pass.per_row) * layers;
     notes.block_time = foresight.block_time;
     notes.engine = options.engine;
-    notes.per_recall = options.machine.kernels.per_operation;
+    notes.per_recall = options.machine.kernels.per_operation + options.machine.control.resume;
     notes.resume = options.machine.control.resume;
     notes.foresees = options.foresight.prefetch;
     notes.estimate_recall = options.workload.newcomers.estimate_recall;

@@ -12,8 +12,10 @@
 #include <pulseinfer/view/tensor_view.hpp>
 #include <pulseinfer/view/visit.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -65,7 +67,7 @@ class timed_engine {
       kv_{&manager},
       cost_{cost},
       shares_{&shares},
-      queries_(std::size_t{max_rows} * manager.geometry().query_heads * manager.geometry().head_dim),
+      queries_(std::size_t{max_rows} * query_width()),
       max_rows_{max_rows},
       in_step_(max_rows, 0)
   {
@@ -87,6 +89,32 @@ class timed_engine {
       if (kv_->is_late(row)) { continue; }
       step_rows_.push_back({.row = row, .tokens = 1, .token_offset = static_cast<std::uint32_t>(to_index(row))});
     }
+    return run(begun, ended, 1);
+  }
+
+  /// A step of one row alone that appends `tokens` of its prompt.
+  status append(row_id row, std::uint32_t tokens)
+  {
+    step_rows_.assign(1, {.row = row, .tokens = tokens});
+    prompt_tokens_ = std::max(prompt_tokens_, tokens);
+    if (queries_.size() < std::size_t{prompt_tokens_} * query_width()) {
+      queries_.resize(std::size_t{prompt_tokens_} * query_width());
+    }
+    return run([](row_id) {}, [] {}, tokens);
+  }
+
+  /// Rows that the last step sampled.
+  [[nodiscard]] std::uint32_t tokens() const noexcept { return tokens_; }
+
+  std::uint64_t visits = 0;
+  std::uint64_t passes = 0;                                   ///< visits that read a layer's weights
+  std::function<void(layer_id, row_list)> before_enter = {};  ///< called on the host, to import selections
+
+ private:
+  /// The step of step_rows_, of whose rows `accepted` tokens are kept.
+  template <class Begun, class Ended>
+  status run(Begun begun, Ended ended, std::uint32_t accepted)
+  {
     if (status const ready = kv_->begin_step(step_rows_); ready != status::ok) { return ready; }
     for (step_row const& r : step_rows_) { in_step_[to_index(r.row)] = 1; }
     tokens_ = 0;
@@ -113,21 +141,21 @@ class timed_engine {
       if (status const entered = enter(v.next, v.rows); entered != status::ok) { return entered; }
     }
     if (status const told = tell(ended); told != status::ok) { return told; }
-    return commit();
+    return commit(accepted);
   }
 
-  /// Rows that the last step sampled.
-  [[nodiscard]] std::uint32_t tokens() const noexcept { return tokens_; }
-
-  std::uint64_t visits = 0;
-  std::uint64_t passes = 0;  ///< visits that read a layer's weights
-
- private:
   status enter(layer_id layer, row_list rows)
   {
+    if (before_enter) { before_enter(layer, rows); }
     tensor_view const queries = contiguous_tensor(
-      queries_.data(), dtype::float32, max_rows_, kv_->geometry().query_heads, kv_->geometry().head_dim);
+      queries_.data(), dtype::float32, std::max(max_rows_, prompt_tokens_), kv_->geometry().query_heads,
+      kv_->geometry().head_dim);
     return kv_->enter(layer, rows, tensor_view{}, tensor_view{}, queries);
+  }
+
+  [[nodiscard]] std::size_t query_width() const noexcept
+  {
+    return std::size_t{kv_->geometry().query_heads} * kv_->geometry().head_dim;
   }
 
   /// Calls `function` in stream order.
@@ -137,13 +165,13 @@ class timed_engine {
     return backend_->launch(stream_, named_host_function<"note", operation_kind::metadata>(function));
   }
 
-  status commit()
+  status commit(std::uint32_t accepted)
   {
     commit_rows_.clear();
     for (std::uint32_t r = 0; r < max_rows_; ++r) {
       auto const row = static_cast<row_id>(r);
       if (in_step_[r] == 0 || kv_->is_late(row)) { continue; }
-      commit_rows_.push_back({.row = row, .accepted = 1});
+      commit_rows_.push_back({.row = row, .accepted = accepted});
       in_step_[r] = 0;
     }
     return kv_->commit(commit_rows_);
@@ -157,6 +185,7 @@ class timed_engine {
   std::vector<float> queries_;
   std::uint32_t max_rows_;
   std::uint32_t tokens_ = 0;
+  std::uint32_t prompt_tokens_ = 0;  // most of a step
   std::vector<std::uint8_t> in_step_;
   std::vector<step_row> step_rows_;
   std::vector<commit_row> commit_rows_;
