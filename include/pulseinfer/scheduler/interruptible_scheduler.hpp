@@ -73,7 +73,7 @@ struct interruptible_scheduler {
 
  private:
   static constexpr nanoseconds unknown = nanoseconds::max();
-  static constexpr std::uint32_t most_groups = 24;
+  static constexpr std::uint32_t most_groups = 16;
 
   // -- without a profile
 
@@ -289,6 +289,13 @@ struct interruptible_scheduler {
     return {.kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(std::max(when, now + 100.0))}};
   }
 
+  /// When the row's blocks have landed, as far as that is known: what has landed has, what has not will.
+  [[nodiscard]] double landing(scheduler_row const& row, double now) const noexcept
+  {
+    double const predicted = memory_[to_index(row.row)].lands;
+    return row.phase == row_phase::ready ? std::min(predicted, now) : std::max(predicted, now + 500.0);
+  }
+
   /// The rows by layer and landing; those whose misses are not known yet by what their layer brought before.
   [[nodiscard]] outlook look(std::span<scheduler_row const> rows, double now) noexcept
   {
@@ -314,10 +321,7 @@ struct interruptible_scheduler {
     auto const place = [&](scheduler_row const& row) {
       return std::min<std::size_t>(to_index(row.layer) - lowest, spans.size() - 1);
     };
-    auto const lands = [&](scheduler_row const& row) {
-      return row.phase == row_phase::ready ? std::min(memory_[to_index(row.row)].lands, now)
-                                           : std::max(memory_[to_index(row.row)].lands, now + 500.0);
-    };
+    auto const lands = [&](scheduler_row const& row) { return landing(row, now); };
     for (scheduler_row const& row : rows) {
       span_of_layer& s = spans[place(row)];
       double const at = std::max(lands(row), seen.free);
@@ -429,7 +433,7 @@ struct interruptible_scheduler {
     auto const layer = static_cast<layer_id>(choice.layer);
     bool missing = false;
     for (scheduler_row const& row : rows) {
-      bool const wanted = row.layer == layer && (whole || memory_[to_index(row.row)].lands <= choice.lands);
+      bool const wanted = row.layer == layer && (whole || landing(row, now) <= choice.lands);
       missing = missing || (wanted && row.phase != row_phase::ready);
       if (wanted && row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
     }
@@ -441,7 +445,7 @@ struct interruptible_scheduler {
     double lands = 0.0;
     for (scheduler_row const& row : rows) {
       bool const travels = row.phase != row_phase::ready;
-      if (row.layer != layer || (!whole && (travels || memory_[to_index(row.row)].lands > choice.lands))) { continue; }
+      if (row.layer != layer || (!whole && (travels || landing(row, now) > choice.lands))) { continue; }
       chosen[made.rows++] = row.row;
       made.enqueue_wait = made.enqueue_wait || travels;
       lands = std::max(lands, travels ? memory_[to_index(row.row)].lands : 0.0);
