@@ -1,5 +1,6 @@
 // How close schedulers come to the bound of a decode step: the manager of the library on a simulated device and link.
 //   table_scheduler_efficiency [--quick] [--json FILE]
+//   table_scheduler_efficiency --timeline FILE    the visits and recalls of some layers under three schedulers
 
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
@@ -396,24 +397,78 @@ int print_tables(run_sizes const& sizes, char const* json_file)
   return 0;
 }
 
+/// What the device and the link do in one step, for scripts/timeline.
+int write_timeline(char const* file)
+{
+  cell const where{.rho = 0.9, .rows = 32, .weight_share = 0.17};
+  nlohmann::json document;
+  document["rho"] = where.rho;
+  document["weight_share"] = where.weight_share;
+  document["rows"] = where.rows;
+  auto const us = [](nanoseconds time) { return static_cast<double>(time.count()) / 1e3; };
+  auto const add = [&](char const* name, auto const& scheduler, decode_options const& o) {
+    decode_result const r = simulate_decode(o, scheduler);
+    nlohmann::json device = nlohmann::json::array(), link = nlohmann::json::array();
+    nanoseconds begin{-1}, end{0};
+    // The last step.
+    std::size_t first = r.timeline.size();
+    while (first > 0 &&
+           !(r.timeline[first - 1].layer == layer_id{layer_count - 1} && end.count() > 0 &&
+             r.timeline[first - 1].seen.end + 1ms < end)) {
+      --first;
+      end = std::max(end, r.timeline[first].seen.end);
+    }
+    for (std::size_t i = first; i < r.timeline.size(); ++i) {
+      visit_record const& v = r.timeline[i];
+      if (begin.count() < 0) { begin = v.seen.begin; }
+      device.push_back(
+        {{"begin", us(v.seen.begin - begin)},
+         {"end", us(v.seen.end - begin)},
+         {"layer", to_number(v.layer)},
+         {"rows", v.rows},
+         {"part", name_of(v.part)}});
+    }
+    for (observation const& seen : r.gathers) {
+      if (seen.begin < begin || seen.cost.link_bytes == 0) { continue; }
+      link.push_back({us(seen.begin - begin), us(seen.end - begin)});
+    }
+    document["schedulers"].push_back({{"name", name}, {"device", device}, {"link", link}});
+  };
+  decode_options o = options_of(where, mode::exact, 1, {.seeds = 1, .steps = 8});
+  o.timeline = true;
+  add("lockstep, hits first", lockstep_scheduler<visit_order::hits_first>{}, o);
+  add("two static cohorts", static_cohorts_scheduler<visit_order::hits_first>{.cohorts = 2}, o);
+  add("interruptible", make_interruptible(o), o);
+  std::ofstream out{file};
+  out << document.dump(1) << '\n';
+  if (!out) {
+    std::fprintf(stderr, "error: cannot write %s\n", file);
+    return 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int count, char** arguments)
 {
   run_sizes sizes;
   char const* json_file = nullptr;
+  char const* timeline_file = nullptr;
   for (int i = 1; i < count; ++i) {
     if (std::strcmp(arguments[i], "--quick") == 0) {
       sizes = {.seeds = 2, .steps = 10};
     } else if (std::strcmp(arguments[i], "--json") == 0 && i + 1 < count) {
       json_file = arguments[++i];
+    } else if (std::strcmp(arguments[i], "--timeline") == 0 && i + 1 < count) {
+      timeline_file = arguments[++i];
     } else {
-      std::fprintf(stderr, "usage: table_scheduler_efficiency [--quick] [--json FILE]\n");
+      std::fprintf(stderr, "usage: table_scheduler_efficiency [--quick] [--json FILE] [--timeline FILE]\n");
       return 2;
     }
   }
   try {
-    return print_tables(sizes, json_file);
+    return timeline_file != nullptr ? write_timeline(timeline_file) : print_tables(sizes, json_file);
   } catch (std::exception const& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 1;

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 namespace pulseinfer {
@@ -33,6 +34,7 @@ struct decode_options {
   std::uint32_t rows_per_landing = 1;
   std::uint32_t steps = 32;      ///< measured
   std::uint32_t warm_steps = 4;  ///< before them
+  bool timeline = false;         ///< keep when each visit and gather ran
 };
 
 /// Sums over the measured steps. The bound: nothing that does this work is through earlier.
@@ -56,7 +58,9 @@ struct decode_result {
   nanoseconds device_busy{0};
   nanoseconds link_busy{0};
   workload_totals totals = {};
-  std::vector<float> skipped = {};  ///< of each plan, where something was deferred
+  std::deque<visit_record> timeline = {};  ///< with options.timeline: visits, from the first step on
+  std::deque<observation> gathers = {};    ///< likewise
+  std::vector<float> skipped = {};         ///< of each plan, where something was deferred
 
   [[nodiscard]] nanoseconds bound() const noexcept { return std::max({compute, link, chain}); }
   [[nodiscard]] double efficiency() const noexcept
@@ -240,6 +244,10 @@ template <layer_scheduler Scheduler>
     engine_cost cost = options.engine;
     cost.pass.per_pass -= options.counts.select_chain;
     timed_engine<counts_backend, manager, decltype(shares)> engine{backend, stream, kv, rows, cost, shares};
+    if (options.timeline) {
+      engine.timeline = &result.timeline;
+      backend.gathers = &result.gathers;
+    }
     std::vector<row_id> all;
     for (std::uint32_t i = 0; i < rows; ++i) {
       row_id row = none<row_id>;

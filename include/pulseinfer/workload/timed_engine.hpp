@@ -3,6 +3,7 @@
 /// A host engine without a model: its layers take the time that a cost model says.
 
 #include <pulseinfer/backend/host_function.hpp>
+#include <pulseinfer/backend/observation.hpp>
 #include <pulseinfer/backend/sim/compute_model.hpp>
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/error.hpp>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <vector>
@@ -25,6 +27,14 @@ namespace pulseinfer {
 struct engine_cost {
   pass_cost pass = {};
   nanoseconds hits_launch{0};  ///< what a visit of the hits costs beside its attention
+};
+
+/// A visit and when it ran.
+struct visit_record {
+  layer_id layer = none<layer_id>;
+  std::uint32_t rows = 0;
+  pulseinfer::part part = pulseinfer::part::whole;
+  observation seen = {};
 };
 
 /// What a visit takes. `Shares` says how much of its selection a row attends: shares(row, layer, part) -> selections.
@@ -108,6 +118,7 @@ class timed_engine {
 
   std::uint64_t visits = 0;
   std::uint64_t passes = 0;                                   ///< visits that read a layer's weights
+  std::deque<visit_record>* timeline = nullptr;               ///< every visit, where someone wants them
   std::function<void(layer_id, row_list)> before_enter = {};  ///< called on the host, to import selections
 
  private:
@@ -129,9 +140,14 @@ class timed_engine {
       ++visits;
       passes += v.part == part::hits ? 0U : 1U;
       backend_->charge_segment();
-      status launched = backend_->launch(
+      observation* seen = nullptr;
+      if (timeline != nullptr) {
+        seen = &timeline->emplace_back(visit_record{.layer = v.layer, .rows = v.rows.count, .part = v.part}).seen;
+      }
+      status const launched = backend_->launch(
         stream_,
-        timed_visit<Shares>{.engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_});
+        timed_visit<Shares>{.engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_},
+        seen);
       if (launched != status::ok) { return launched; }
       if (v.part == part::hits) { continue; }
       if (v.last) {

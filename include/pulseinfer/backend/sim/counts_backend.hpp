@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <type_traits>
 
 namespace pulseinfer {
@@ -164,6 +165,9 @@ class counts_backend : public sim_backend {
     : sim_backend{options}, counts_{counts}, source_{&source}
   {}
 
+  /// When each gather ran, where someone wants it: for timelines. Allocates.
+  std::deque<observation>* gathers = nullptr;
+
   template <operation Op>
   status launch(stream_ref stream, Op const& op, observation* observed = nullptr) noexcept
   {
@@ -181,6 +185,7 @@ class counts_backend : public sim_backend {
           .smallest_first = counts_.smallest_first},
         observed);
     } else if constexpr (std::is_same_v<Op, gather_blocks>) {
+      if (observed == nullptr && gathers != nullptr) { observed = &gathers->emplace_back(); }
       return sim_backend::launch(stream, detail::gather_counts{.gather = op, .fused = counts_.fused_gather}, observed);
     } else if constexpr (std::is_same_v<Op, land_rows>) {
       return sim_backend::launch(stream, detail::land_counts{.land = op}, observed);
