@@ -175,6 +175,42 @@ TEST_SUITE("manager")
   }
 
   TEST_CASE_TEMPLATE(
+    "law 10: a ticket whose blocks did not arrive says so also when the row's later ones have landed", Manager,
+    lockstep_manager, hits_manager, fragment_manager)
+  {
+    rig_options options = options_of();
+    options.manager.verify = true;
+    rig<Manager> r{options, six_blocks};
+    row_id const row = open_rows(r)[0];
+    by_tickets<Manager> engine{r};
+    for (int i = 0; i < 10; ++i) { engine.step({{.row = row}}); }
+    auto const flip = [&] {
+      REQUIRE(r.kv.drain(no_deadline) == status::ok);
+      for (host_block_id const block : r.kv.sequences()[row].host_blocks) {
+        if (!is_none(block)) { r.kv.store().ref().address(layer(0), 0, block)[5] ^= std::byte{1}; }
+      }
+    };
+    flip();
+    int told = 0;
+    for (int i = 0; i < 20; ++i) {
+      engine.begin({{.row = row}});
+      ticket given[3];
+      for (std::uint32_t l = 0; l < 3; ++l) { given[l] = engine.recall(layer(l)); }
+      for (ticket const t : given) { CHECK(r.kv.wait_on(t, r.stream) == status::ok); }
+      r.backend.run_all();
+      bool const failed = r.kv.status_of(given[0]) == status::transfer_failed;
+      told += failed ? 1 : 0;
+      CHECK(r.kv.landed(given[0]).test(0) == !failed);
+      CHECK(r.kv.status_of(given[1]) == status::ok);
+      CHECK(r.kv.status_of(given[2]) == status::ok);
+      engine.commit();
+    }
+    CHECK(told > 0);
+    flip();
+    r.close_all();
+  }
+
+  TEST_CASE_TEMPLATE(
     "a ticket that was given up, or never asked for, leaves its blocks whole for whoever selects them next", Manager,
     lockstep_manager, hits_manager, fragment_manager)
   {

@@ -42,6 +42,19 @@ PULSEINFER_HOST_DEVICE inline void give_up(
     table.landed + to_index(entry.lane) * table.max_selected, table.landed_count[to_index(entry.lane)], entry.target);
 }
 
+PULSEINFER_HOST_DEVICE inline void post_failure(
+  landed_ref const& landed, row_mailbox& box, std::uint32_t place, std::uint32_t begin, std::uint32_t blocks)
+{
+  if (landed.failed != nullptr) {
+    landed.failed[place].blocks = blocks;
+    landed.failed[place].begin = begin;
+    store_release(&landed.failed[place].failed, 1U);
+  }
+  box.failed_blocks = blocks;
+  box.failed_begin = begin;
+  store_release(&box.failed, landed.sequence[place]);
+}
+
 /// Whether a block in its slot has the checksums that were taken of it before it went to the host.
 [[nodiscard]] PULSEINFER_HOST_DEVICE inline bool is_whole(
   recall_plan_ref const& plan, checksum_ref const& checksums, recall_entry const& entry)
@@ -86,9 +99,7 @@ PULSEINFER_HOST_DEVICE void land_row(
   if (failed == 0) {
     store_release(&box.landed, landed.sequence[place]);
   } else {
-    box.failed_blocks = failed;
-    box.failed_begin = begin;
-    store_release(&box.failed, landed.sequence[place]);
+    land_detail::post_failure(landed, box, place, begin, failed);
   }
 }
 
@@ -116,9 +127,7 @@ PULSEINFER_HOST_DEVICE void fail_row(
     ++given_up;
   }
   if (posted && given_up == 0) { return; }
-  box.failed_blocks = given_up;
-  box.failed_begin = begin;
-  store_release(&box.failed, number);
+  land_detail::post_failure(landed, box, place, begin, given_up);
 }
 
 }  // namespace pulseinfer::device

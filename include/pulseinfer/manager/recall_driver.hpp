@@ -105,6 +105,7 @@ class recall_driver {
     number = number + 1 == 0 ? 1 : number + 1;
     r.rows[place] = row;
     r.sequence[place] = number;
+    r.missed[place] = recall_failure{};
   }
 
   /// Number of the row's last recall.
@@ -149,6 +150,7 @@ class recall_driver {
       std::uint32_t& number = background_numbers_[to_index(r.rows[i])];
       number = number + 1 == 0 ? 1 : number + 1;
       r.sequence[i] = number;
+      r.missed[i] = recall_failure{};
     }
     device_books<B> const& books = keeper_->books();
     status const resolved = backend_->launch(
@@ -265,6 +267,18 @@ class recall_driver {
     row_mailbox const& words = box(r.rows[place]);
     return device::load_acquire(&words.posted) == r.sequence[place] && words.stalled != 0;
   }
+  /// Whether blocks of the row at a place of the recall did not arrive, whatever has come of the row's later recalls.
+  [[nodiscard]] bool row_missed(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    return device::load_acquire(&r.missed[place].failed) != 0;
+  }
+  /// What the recall did not bring of a row has been asked for again.
+  void forgive(recall<B>& r, row_id row) noexcept
+  {
+    for (std::uint32_t place = 0; place < r.row_count; ++place) {
+      if (r.rows[place] == row) { r.missed[place].failed = 0; }
+    }
+  }
   /// Whether the row at a place of the recall has all of its blocks.
   [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
   {
@@ -272,6 +286,7 @@ class recall_driver {
     row_mailbox const& words = box(r.rows[place]);
     // Recalls of a row end in their order: one that has landed says so of those before it.
     std::uint32_t const landed = device::load_acquire(&words.landed);
+    if (row_missed(r, place)) { return false; }
     if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
   }
@@ -280,7 +295,7 @@ class recall_driver {
   {
     row_id const row = r.rows[place];
     row_mailbox const& words = box(row);
-    if (device::load_acquire(&words.failed) == r.sequence[place]) { return true; }
+    if (row_missed(r, place)) { return true; }
     bool const posted = device::load_acquire(&words.posted) == r.sequence[place];
     return posted && words.flying != 0 && background_failed(row);
   }
@@ -434,7 +449,8 @@ class recall_driver {
       .residency = keeper_->books().residency(),
       .table = keeper_->books().table(),
       .checksums = keeper_->checksums(),
-      .failures = r.failures};
+      .failures = r.failures,
+      .failed = r.missed};
   }
 
   /// Enqueues the copies of a planned recall. They wait for the plan, and with it for the last attention that read the

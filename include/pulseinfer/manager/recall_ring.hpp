@@ -46,6 +46,7 @@ struct recall {
   std::uint32_t* row_begin = nullptr;  // [max_rows + 1], where the engine reads plans
   std::uint32_t* failed = nullptr;     // [max_entries], likewise
   recall_entry* failures = nullptr;    // [max_entries], pinned
+  recall_failure* missed = nullptr;    // [max_rows], pinned: how it failed, by row
   recall_entry* entries = nullptr;     // [max_entries], where the engine reads plans
   typename B::stream_ref stream = {};  ///< on which it was resolved
   typename B::event_ref planned_event = {};
@@ -64,6 +65,7 @@ class recall_ring {
         backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
         places * plan_bytes(max_rows, max_entries)},
       failures_{backend, memory_space::pinned, std::uint64_t{places} * max_entries * sizeof(recall_entry)},
+      missed_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * sizeof(recall_failure)},
       given_(places)
   {
     if (places == 0 || max_rows == 0) {
@@ -82,6 +84,7 @@ class recall_ring {
       r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
       r.row_begin = r.failed + max_entries;
       r.failures = failures_.template as<recall_entry>() + std::uint64_t{i} * max_entries;
+      r.missed = missed_.template as<recall_failure>() + std::uint64_t{i} * max_rows;
       r.given = &given_[i];
       r.planned_event = events_.emplace_back(backend).get();
       r.landed_event = events_.emplace_back(backend).get();
@@ -198,6 +201,7 @@ class recall_ring {
   slab<B> lists_;
   slab<B> plans_;
   slab<B> failures_;                            // [places, max_entries]
+  slab<B> missed_;                              // [places, max_rows]
   std::vector<detail::owned_event<B>> events_;  // [places, 2]: those that the recalls name
   std::vector<recall<B>> recalls_;
   std::vector<std::atomic<std::uint64_t>> given_;  // [places]

@@ -167,16 +167,24 @@ class visit_queue {
     bool travels = false;
     for (std::uint32_t i = 0; i < recalls_->size(); ++i) {
       recall<B>& r = recalls_->at(i);
-      if (!r.active || !names_unproven(r, row)) { continue; }
+      std::uint32_t const place = unproven_place(r, row);
+      if (!r.active || place == r.row_count) { continue; }
       recalls_->settle(r);
       if (r.failing) {
         typename B::event_ref const told = r.landed_event;
         static_cast<void>(backend_->wait_any({&told, 1}, backend_->now() + wait_limit_));
       }
       if (r.owes || r.code != status::ok) { result = r.code == status::ok ? status::transfer_failed : r.code; }
+      if (recalls_->row_missed(r, place)) {
+        // The row's mailbox may speak of a later failure.
+        result = status::transfer_failed;
+        record(r, row, r.missed[place].begin, r.missed[place].blocks, 1);
+      }
       travels = travels || recalls_->flies(r);
     }
-    if (is_unproven(state, device::load_acquire(&recalls_->box(row).failed))) {
+    // Of a recall whose place has been given out again the mailbox may still tell.
+    std::uint32_t const last = device::load_acquire(&recalls_->box(row).failed);
+    if (result == status::ok && is_unproven(state, last) && recalls_->numbered(row, last) == nullptr) {
       result = status::transfer_failed;
       record_failures(row);
     }
@@ -411,7 +419,11 @@ class visit_queue {
     ++sample_->failed_transfers;
     ++state.tries;
     recalls_->settle_all();
-    if (state.tries < max_tries_ && try_again(row)) { return; }
+    recall<B>& failed = recalls_->at(state.recall);
+    if (state.tries < max_tries_ && try_again(row)) {
+      recalls_->forgive(failed, row);
+      return;
+    }
     record_failures(row);
     fail(row, status::transfer_failed);
   }
@@ -421,14 +433,21 @@ class visit_queue {
   {
     row_mailbox const& words = recalls_->box(row);
     recall<B> const* const failed = recalls_->numbered(row, words.failed);
-    for (std::uint32_t i = 0; failed != nullptr && i < words.failed_blocks && failures_.size() < max_failures; ++i) {
+    if (failed == nullptr) { return; }
+    record(
+      *failed, row, words.failed_begin, words.failed_blocks, std::max<std::uint32_t>(rows_[to_index(row)].tries, 1));
+  }
+
+  void record(recall<B> const& r, row_id row, std::uint32_t begin, std::uint32_t blocks, std::uint32_t tries) noexcept
+  {
+    for (std::uint32_t i = 0; i < blocks && failures_.size() < max_failures; ++i) {
       failures_.push_back(
         {.sequence = keeper_->sequences()[row].id,
          .row = row,
-         .layer = failed->layer,
-         .block = failed->failures[words.failed_begin + i].block,
+         .layer = r.layer,
+         .block = r.failures[begin + i].block,
          .code = status::transfer_failed,
-         .tries = std::max<std::uint32_t>(rows_[to_index(row)].tries, 1)});
+         .tries = tries});
     }
   }
 
@@ -436,13 +455,15 @@ class visit_queue {
   {
     return number - state.unproven_first <= state.unproven_last - state.unproven_first;
   }
-  [[nodiscard]] bool names_unproven(recall<B> const& r, row_id row) const noexcept
+  /// The row's place among those of a recall whose end it has yet to learn; row_count where the recall is none of them.
+  [[nodiscard]] std::uint32_t unproven_place(recall<B> const& r, row_id row) const noexcept
   {
-    if (r.priority != recall_priority::demand) { return false; }
-    for (std::uint32_t place = 0; place < r.row_count; ++place) {
-      if (r.rows[place] == row && is_unproven(rows_[to_index(row)], r.sequence[place])) { return true; }
+    if (r.priority != recall_priority::demand) { return r.row_count; }
+    std::uint32_t place = 0;
+    while (place < r.row_count && (r.rows[place] != row || !is_unproven(rows_[to_index(row)], r.sequence[place]))) {
+      ++place;
     }
-    return false;
+    return place;
   }
 
   /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have

@@ -61,6 +61,16 @@ struct lane_table_ref {
 
 static_assert(std::is_trivially_copyable_v<lane_table_ref>);
 
+/// How one row's recall failed, in mapped memory. The mailbox speaks of a row's latest failure, these words of the recall that
+/// they belong to, until its place is given out again.
+struct recall_failure {
+  std::uint32_t blocks = 0;  ///< that did not arrive
+  std::uint32_t begin = 0;   ///< place of the first of them in landed_ref::failures
+  std::uint32_t failed = 0;  ///< 1: the counts above are there
+};
+
+static_assert(std::is_trivially_copyable_v<recall_failure>);
+
 /// What an engine does once the blocks of a row are in their slots: `device::land_row`.
 struct landed_ref {
   row_mailbox* mailbox = nullptr;           // [max_rows], mapped
@@ -69,6 +79,7 @@ struct landed_ref {
   lane_table_ref table = {};         // entries of blocks that did not arrive are taken out; may be empty
   checksum_ref checksums = {};       // verify mode: blocks whose planes differ from these did not arrive
   recall_entry* failures = nullptr;  // [capacity], mapped: the entries that failed, each row's from its row_begin on
+  recall_failure* failed = nullptr;  // [rows.count], mapped, in the plan's row order; may be null
 };
 
 static_assert(std::is_trivially_copyable_v<landed_ref>);
