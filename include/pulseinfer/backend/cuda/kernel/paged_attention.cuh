@@ -91,6 +91,8 @@ __global__ void __cluster_dims__(attention_cluster, 1, 1) __launch_bounds__(atte
   __shared__ float block_total[pairs];
 
   block_table const& table = op.table;
+  // Words that may lie on the host are asked for before anything needs them.
+  std::byte const* const slot_memory = table.pool.layer_base[to_index(table.layer)];
   std::uint32_t const share = op.query_group();
   std::uint32_t const pair_tiles = divide_up(op.most_queries * share, pairs);
   std::uint32_t const item = blockIdx.x / attention_cluster;
@@ -127,7 +129,7 @@ __global__ void __cluster_dims__(attention_cluster, 1, 1) __launch_bounds__(atte
   plane_layout const& key_plane = table.layout.key();
   std::uint32_t const key_pieces = key_plane.row_bytes / piece_bytes;
   std::uint32_t const value_pieces = table.layout.value_dim / elements;
-  std::byte const* const keys = table.pool.layer_base[to_index(table.layer)] + row_offset(key_plane, head, 0);
+  std::byte const* const keys = slot_memory + row_offset(key_plane, head, 0);
   [[maybe_unused]] std::uint64_t const to_values =
     row_offset(table.layout.value(), head, 0) - row_offset(key_plane, head, 0);  // may wrap around, and back
   slot_id const* const slots = table.slots + to_index(list) * table.stride;

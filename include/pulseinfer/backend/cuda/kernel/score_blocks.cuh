@@ -63,6 +63,10 @@ __global__ void __launch_bounds__(score_threads, Form::blocks) score_blocks_kern
   extern __shared__ uint4 row_ring[];
 
   select_request const& request = op.request;
+  // Words that may lie on the host are asked for before anything needs them.
+  digest_store_ref const& store = request.digests;
+  std::uint64_t const block_bytes = store.block_bytes[to_index(request.layer)];
+  std::uint64_t const layer_offset = store.layer_offset[to_index(request.layer)];
   std::uint32_t const stretches = divide_up(request.most_blocks, stretch);
   std::uint32_t const pair_tiles = divide_up(most_score_pairs(op), pairs);
   std::uint32_t const first_pair = blockIdx.x % pair_tiles * pairs;
@@ -87,10 +91,7 @@ __global__ void __launch_bounds__(score_threads, Form::blocks) score_blocks_kern
   std::uint32_t const head_dim = request.queries.dim;
   std::uint32_t const digest_elements = device::cuboid_mean_elements(head_dim);
   std::uint32_t const pieces = digest_elements / elements;
-  digest_store_ref const& store = request.digests;
-  std::uint64_t const block_bytes = store.block_bytes[to_index(request.layer)];
-  std::byte const* const digests =
-    store.base + store.layer_offset[to_index(request.layer)] + std::uint64_t{head} * digest_elements * sizeof(element);
+  std::byte const* const digests = store.base + layer_offset + std::uint64_t{head} * digest_elements * sizeof(element);
   std::int32_t const* const extents = store.extent_of + to_index(row) * store.max_extents;
   uint4* const ring = row_ring + warp * score_stages * Form::stage_pieces + lane;
 
