@@ -169,4 +169,63 @@ TEST_SUITE("manager")
     CHECK(r.kv.prefetch(layer_id{1}, {.ids = strange, .count = 1}, queries) == status::out_of_range);
     CHECK(r.kv.audit() == "");
   }
+
+  TEST_CASE("law 10: what a prefetch did not bring is told to who waits for it, also when another has begun since")
+  {
+    rig<hits_manager> r{
+      {.geometry = geometry_of(1),
+       .manager = {.max_rows = 1, .max_tokens = 160, .max_prefill_tokens = 8, .quota_tokens = 48, .verify = true},
+       .per_row = 8},
+      six_blocks};
+    row_id const row = r.open(1, 60, 160);
+    r.engine.prefill(row, 60, 8);
+    r.engine.query_persistence = 1;
+    for (int i = 0; i < 8; ++i) { r.step({{.row = row}}); }
+    REQUIRE(r.kv.drain(no_deadline) == status::ok);
+    for (host_block_id const block : r.kv.sequences()[row].host_blocks) {
+      if (!is_none(block)) { r.kv.store().ref().address(layer_id{1}, 0, block)[3] ^= std::byte{1}; }
+    }
+    int told = 0;
+    for (int i = 0; i < 20; ++i) {
+      step_row const one{.row = row};
+      REQUIRE(r.engine.begin({&one, 1}) == status::ok);
+      row_list const rows = r.kv.rows();
+      auto const enter = [&](layer_id layer, ticket& t) {
+        REQUIRE(r.kv.append(layer, rows, r.engine.key_view(), r.engine.value_view()) == status::ok);
+        REQUIRE(r.kv.begin_recall(layer, rows, r.engine.query_view(), r.stream, t) == status::ok);
+      };
+      ticket t;
+      r.engine.fill(layer_id{0}, rows);
+      enter(layer_id{0}, t);
+      r.backend.run_all();
+      r.engine.fill(layer_id{1}, rows);
+      REQUIRE(r.kv.prefetch(layer_id{1}, rows, r.engine.query_view()) == status::ok);
+      enter(layer_id{1}, t);
+      REQUIRE(r.backend.synchronize(r.stream) == status::ok);
+      r.backend.run_all();
+      r.engine.fill(layer_id{2}, rows);
+      REQUIRE(r.kv.prefetch(layer_id{2}, rows, r.engine.query_view()) == status::ok);
+      r.backend.run_all();
+      bool const failed = r.kv.status_of(t) == status::transfer_failed;
+      told += failed ? 1 : 0;
+      residency_ref const books = r.kv.books().residency();
+      selection_ref const selection = r.kv.books().selection();
+      bool there = true;
+      for (std::uint32_t b = 0; b < selection.counts[0]; ++b) {
+        there =
+          there && !is_none(books.slots_of_lane(layer_id{1}, lane_id{0})[to_index(selection.ids_of(lane_id{0})[b])]);
+      }
+      CHECK((there || failed));
+      ticket rest;
+      enter(layer_id{2}, rest);
+      r.backend.run_all();
+      r.engine.fill(layer_id{3}, rows);
+      enter(layer_id{3}, rest);
+      r.backend.run_all();
+      commit_row const kept{.row = row};
+      REQUIRE(r.kv.commit({&kept, 1}) == status::ok);
+      r.engine.row(row).in_step = false;
+    }
+    CHECK(told > 0);
+  }
 }

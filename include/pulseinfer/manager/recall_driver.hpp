@@ -66,7 +66,8 @@ class recall_driver {
       mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * 2 * sizeof(row_mailbox)},
       numbers_(options.max_rows, 0),
       background_numbers_(options.max_rows, 0),
-      background_forgiven_(options.max_rows, 0),
+      layers_{geometry.layers},
+      background_missed_(std::size_t{options.max_rows} * geometry.layers, 0),
       background_slots_{budget.lease + 1 - std::min(budget.lease + 1, budget.budget_blocks)}
   {
     for (std::uint32_t r = 0; r < 2 * options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
@@ -87,6 +88,7 @@ class recall_driver {
     return recalls_.acquire(given, backend_->now() + wait_limit_, [this](recall<B>& r) {
       issue_planned(r);
       settle(r);
+      if (r.priority == recall_priority::background) { settle_background(); }
     });
   }
 
@@ -151,6 +153,8 @@ class recall_driver {
       number = number + 1 == 0 ? 1 : number + 1;
       r.sequence[i] = number;
       r.missed[i] = recall_failure{};
+      // What is selected from here on waits for this one: blocks of those before are resident, or misses.
+      background_missed(r.rows[i], r.layer) = 0;
     }
     device_books<B> const& books = keeper_->books();
     status const resolved = backend_->launch(
@@ -170,18 +174,15 @@ class recall_driver {
     return resolved == status::ok ? start(r, stream) : resolved;
   }
 
-  /// Whether blocks that the row's last background recall was to bring did not arrive. They are misses again.
-  [[nodiscard]] bool background_failed(row_id row) noexcept
+  /// Whether blocks of the row in a layer that a background recall was to bring did not arrive, however many have begun since.
+  /// They are misses again.
+  [[nodiscard]] bool background_failed(row_id row, layer_id layer) noexcept
   {
     settle_background();
-    std::uint32_t const failed = device::load_acquire(&background_box(row).failed);
-    return failed == background_numbers_[to_index(row)] && failed != background_forgiven_[to_index(row)];
+    return background_missed(row, layer) != 0;
   }
   /// What failed is brought by a demand.
-  void forgive_background(row_id row) noexcept
-  {
-    background_forgiven_[to_index(row)] = background_numbers_[to_index(row)];
-  }
+  void forgive_background(row_id row, layer_id layer) noexcept { background_missed(row, layer) = 0; }
 
   /// Enqueues the resolving of the rows' selections: tables, hits and misses, and the slots that misses will fill.
   status resolve(layer_id layer, row_list rows, stream_ref stream, bool list_hits_only) noexcept
@@ -297,7 +298,7 @@ class recall_driver {
     row_mailbox const& words = box(row);
     if (row_missed(r, place)) { return true; }
     bool const posted = device::load_acquire(&words.posted) == r.sequence[place];
-    return posted && words.flying != 0 && background_failed(row);
+    return posted && words.flying != 0 && background_failed(row, r.layer);
   }
 
   /// Whether the recall's copies ended in failure and no row has been told.
@@ -416,7 +417,19 @@ class recall_driver {
   void settle_background() noexcept
   {
     recall<B>* const r = recalls_.find(background_);
-    if (r != nullptr && r->priority == recall_priority::background) { settle(*r); }
+    if (r == nullptr || r->priority != recall_priority::background) { return; }
+    settle(*r);
+    // Another may take its place before those who wait for its blocks ask.
+    for (std::uint32_t i = 0; i < r->row_count; ++i) {
+      if (!row_missed(*r, i)) { continue; }
+      r->missed[i].failed = 0;
+      background_missed(r->rows[i], r->layer) = 1;
+    }
+  }
+
+  [[nodiscard]] std::uint8_t& background_missed(row_id row, layer_id layer) noexcept
+  {
+    return background_missed_[to_index(row) * layers_ + to_index(layer)];
   }
 
   [[nodiscard]] row_mailbox* boxes(recall_priority priority) const noexcept
@@ -541,11 +554,12 @@ class recall_driver {
   bound_transfer_t<TransferEngine, B> transfer_;
   detail::owned_stream<B> copies_;
   recall_ring<B> recalls_;
-  slab<B> mailbox_;                                 // [2, max_rows] row_mailbox: of demand and of background recalls
-  std::vector<std::uint32_t> numbers_;              // [max_rows] of the last demand recall
-  std::vector<std::uint32_t> background_numbers_;   // [max_rows]
-  std::vector<std::uint32_t> background_forgiven_;  // [max_rows] number of the last failure that was dealt with
-  std::uint32_t background_slots_;                  // slots of a lane that a whole selection of a demand leaves
+  slab<B> mailbox_;                                // [2, max_rows] row_mailbox: of demand and of background recalls
+  std::vector<std::uint32_t> numbers_;             // [max_rows] of the last demand recall
+  std::vector<std::uint32_t> background_numbers_;  // [max_rows]
+  std::uint32_t layers_;
+  std::vector<std::uint8_t> background_missed_;  // [max_rows, layers] 1: blocks did not arrive, nobody dealt with it
+  std::uint32_t background_slots_;               // slots of a lane that a whole selection of a demand leaves
   ticket background_ = {};
 };
 

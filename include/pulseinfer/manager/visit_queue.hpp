@@ -386,8 +386,8 @@ class visit_queue {
           state.bytes = words.bytes;
         }
         // Blocks that a background recall was to bring are waited for here, and were struck from the lists if they failed.
-        if (posted && words.flying != 0 && recalls_->background_failed(row)) {
-          recalls_->forgive_background(row);
+        if (posted && words.flying != 0 && recalls_->background_failed(row, r.layer)) {
+          recalls_->forgive_background(row, r.layer);
           if (!try_again(row)) {
             fail(row, status::transfer_failed);
             continue;
