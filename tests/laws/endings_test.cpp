@@ -193,4 +193,73 @@ TEST_SUITE("laws")
       }
     }
   }
+
+  TEST_CASE("law 4: what copies name that outlast the wait limit of a call is held until they are complete")
+  {
+    constexpr nanoseconds limit = std::chrono::milliseconds{200};
+    constexpr nanoseconds late = std::chrono::seconds{10};
+    // The call's first copy is late: it gives up, and what it was about takes part in nothing until the copy is complete.
+    auto const late_copy = [&](scripted_backend& backend, char const* kind) {
+      script_rule rule = copies_that(script_effect::delay, kind, 0, 1);
+      rule.delay = late;
+      backend.add_rule(rule);
+    };
+    for (char const* const call : {"preempt", "resume", "promote"}) {
+      CAPTURE(call);
+      scripted_backend backend;
+      {
+        small_rig<device_planned> r{backend, {.rows = 2, .slots = 200, .saved_sequences = 2, .wait_limit = limit}};
+        row_id row = r.open(1, 8);
+        for (int i = 0; i < 4; ++i) { r.step({{.row = row}}); }
+        need(r.kv.drain(no_deadline), "drain");
+        backend.choose(false);
+        saved_id saved;
+        std::uint64_t const slots = r.kv.memory().slot_bytes;
+        if (call == std::string{"preempt"}) {
+          late_copy(backend, "copy to host");
+          CHECK(r.kv.preempt(row, saved) == status::drain_timeout);
+          CHECK(r.kv.memory().slot_bytes == slots);
+        } else if (call == std::string{"promote"}) {
+          late_copy(backend, "copy to device");
+          CHECK(r.kv.promote(row) == status::drain_timeout);
+          CHECK(r.kv.mode_of(row) == row_mode::sparse_offloaded);
+        } else {
+          need(r.kv.preempt(row, saved), "preempt");
+          late_copy(backend, "copy to device");
+          row_id back = none<row_id>;
+          CHECK(r.kv.resume(saved, back) == admission::queued);
+          CHECK(is_none(back));
+          CHECK(r.kv.memory().slot_bytes > 0);
+        }
+        CHECK(r.kv.in_flight().moves);
+        saved_id other;
+        CHECK(r.kv.retain(row_id{1}, other) != status::ok);
+        if (call != std::string{"resume"}) {
+          std::vector<step_row> const rows{{.row = row}};
+          CHECK(r.kv.begin_step(rows) == status::busy);
+          CHECK(r.kv.preempt(row, other) == status::busy);
+          CHECK(r.kv.demote(row) == status::busy);
+        }
+        // A second request finds no memory of the first one's.
+        row_id const second = r.open(2, 8);
+        for (int i = 0; i < 4; ++i) { r.step({{.row = second}}); }
+        backend.choose(false);
+        CHECK(backend.counts().freed_under_copy == 0);
+        need(r.kv.drain(no_deadline), "drain");
+        CHECK_FALSE(r.kv.in_flight().moves);
+        CHECK(r.kv.audit() == "");
+        // And now the call goes well, and the row goes on where it was.
+        if (call == std::string{"promote"}) {
+          CHECK(r.kv.promote(row) == status::ok);
+        } else {
+          if (call == std::string{"preempt"}) { CHECK(r.kv.preempt(row, saved) == status::ok); }
+          CHECK(r.kv.resume(saved, row) == admission::admitted);
+        }
+        for (int i = 0; i < 3; ++i) { r.step({{.row = row}, {.row = second}}); }
+        if (call == std::string{"promote"}) { CHECK(r.kv.demote(row) == status::ok); }
+        r.finish();
+      }
+      CHECK(backend.counts().freed_under_copy == 0);
+    }
+  }
 }

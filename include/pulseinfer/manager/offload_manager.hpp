@@ -91,9 +91,10 @@ struct memory_use {
 struct work_in_flight {
   std::uint32_t recalls = 0;
   std::uint32_t write_backs = 0;  ///< batches of blocks on their way to the host
+  bool moves = false;             ///< copies of a call that gave them up at the wait limit
   bool launches = false;          ///< on the compute stream
 
-  [[nodiscard]] bool idle() const { return recalls == 0 && write_backs == 0 && !launches; }
+  [[nodiscard]] bool idle() const { return recalls == 0 && write_backs == 0 && !moves && !launches; }
 };
 
 /// Composes the policies over a backend. One thread drives it; `abort` and `close` may be called by any. The backend, the compute stream and what the host engine
@@ -358,7 +359,8 @@ class offload_manager {
   /// row_status says so; on invalid ones nothing has changed. Without rows nothing is enqueued.
   /// @status out_of_range, invalid_state (not open, late, or named twice), invalid_argument (0 tokens, or more than the
   ///         row may append at once), capacity_exceeded (past max_tokens or max_total_tokens); transfer_failed (blocks of a
-  ///         row could not be written to the host); stalled, drain_timeout where the device does not get on; device_lost
+  ///         row could not be written to the host); stalled, drain_timeout where the device does not get on; busy: copies of a preempt, fork, cut or promotion
+  ///         of a row that ended in drain_timeout are still under way; device_lost
   ///         for ever, once a call has met a sticky error: row_status says so of every row, and what the host has of the
   ///         sequences stays readable until they are closed
   status begin_step(std::span<step_row const> rows) noexcept
@@ -645,6 +647,7 @@ class offload_manager {
   {
     if (status const arrived = recalls_.drain(deadline); arrived != status::ok) { return noted(arrived); }
     if (status const streamed = streams_.drain(deadline); streamed != status::ok) { return noted(streamed); }
+    if (status const moved = mover_.drain(deadline); moved != status::ok) { return noted(moved); }
     status const drained = keeper_.drain(deadline);
     retire();
     status const settled = keeper_.wait_compute(deadline);
@@ -655,7 +658,11 @@ class offload_manager {
   [[nodiscard]] work_in_flight in_flight() noexcept
   {
     retire();
-    return {.recalls = recalls_.flying(), .write_backs = keeper_.write_backs(), .launches = keeper_.compute_is_busy()};
+    return {
+      .recalls = recalls_.flying(),
+      .write_backs = keeper_.write_backs(),
+      .moves = mover_.flies(),
+      .launches = keeper_.compute_is_busy()};
   }
 
   /// Blocks that could not be brought, oldest first, since the last `clear_failures`; at most `max_failures` are kept.
@@ -716,9 +723,11 @@ class offload_manager {
   }
   void reset_peak() noexcept { keeper_.reset_slots_peak(); }
 
-  /// Recounts the host's books. @return what is wrong, empty where nothing is
+  /// Recounts the host's books. While copies that a call gave up are under way, what the call had taken is between two states
+  /// and nothing is counted. @return what is wrong, empty where nothing is
   [[nodiscard]] std::string audit()
   {
+    if (mover_.flies()) { return {}; }
     std::string text = keeper_.audit();
     return text.empty() ? mover_.audit() : text;
   }
@@ -955,6 +964,7 @@ class offload_manager {
     drive();
     nanoseconds const deadline = backend_->now() + options_.wait_limit;
     status result = standing_still(row);
+    if (result == status::ok && mover_.names(row)) { result = status::busy; }
     if (result == status::ok) { result = recalls_.wait_row(row, deadline); }
     return result == status::ok ? streams_.wait(row, deadline) : result;
   }
@@ -986,7 +996,7 @@ class offload_manager {
 
   // -- beginning and ending
 
-  [[nodiscard]] status check_step(std::span<step_row const> rows) const noexcept
+  [[nodiscard]] status check_step(std::span<step_row const> rows) noexcept
   {
     std::uint64_t total = 0;
     if (rows.size() > options_.max_rows) { return status::out_of_range; }
@@ -998,6 +1008,7 @@ class offload_manager {
       if (!sequence.open() || state.closing || state.progress != row_progress::outside) {
         return status::invalid_state;
       }
+      if (mover_.names(r.row)) { return status::busy; }
       for (std::size_t j = 0; j < i; ++j) {
         if (rows[j].row == r.row) { return status::invalid_state; }
       }
@@ -1073,7 +1084,7 @@ class offload_manager {
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
       auto const row = static_cast<row_id>(r);
       if (!queue_[row].closing) { continue; }
-      if (keeper_.writes_fly(row) || recalls_.flies(row) || streams_.flies(row)) { continue; }
+      if (keeper_.writes_fly(row) || recalls_.flies(row) || streams_.flies(row) || mover_.names(row)) { continue; }
       queue_[row].closing = false;
       streams_.forget(row);
       keeper_.close(row);

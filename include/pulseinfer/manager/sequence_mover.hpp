@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace pulseinfer {
@@ -61,6 +62,7 @@ class sequence_mover {
   template <class Mover>
   status save(row_id row, bool with_partial, bool closes, Mover& mover, saved_id& id) noexcept
   {
+    if (!settle()) { return status::busy; }
     row_blocks& state = keeper_->rows_[to_index(row)];
     sequence_state const& sequence = keeper_->sequences_[row];
     if (state.offloads) {
@@ -88,9 +90,8 @@ class sequence_mover {
     if (result == status::ok) { result = name_digests(row, *saved); }
     if (result == status::ok) { result = copy_out(row, *saved, mover); }
     if (result != status::ok) {
-      release(*saved, held);
-      static_cast<void>(keeper_->store_.reserve(lent));
-      state.host_reserved += lent;
+      left_ = {.row = row, .saved = saved, .held = held, .lent = lent};
+      static_cast<void>(settle());
     }
     return result;
   }
@@ -102,6 +103,7 @@ class sequence_mover {
     saved_id id, row_id row, std::uint32_t prompt_tokens, std::uint32_t max_tokens, row_slots kept,
     Mover& mover) noexcept
   {
+    if (!settle()) { return status::busy; }
     saved_sequence* const saved = book_.find(id);
     if (saved == nullptr) { return status::stale_ticket; }
     if (saved->tokens > max_tokens) { return status::capacity_exceeded; }
@@ -111,7 +113,10 @@ class sequence_mover {
     status result = take_over(row, *saved);
     if (result == status::ok) { result = keeper_->flush(); }
     if (result == status::ok) { result = copy_in(row, *saved, mover); }
-    if (result != status::ok) { keeper_->close(row); }
+    if (result != status::ok) {
+      left_ = {.row = row, .source = saved, .closes = true};
+      static_cast<void>(settle());
+    }
     return result;
   }
 
@@ -123,6 +128,7 @@ class sequence_mover {
   template <class Mover>
   status cut(row_id row, std::uint32_t tokens, Mover& mover) noexcept
   {
+    if (!settle()) { return status::busy; }
     row_blocks& state = keeper_->rows_[to_index(row)];
     sequence_state& sequence = keeper_->sequences_[row];
     slot_budget const& budget = keeper_->budget_;
@@ -172,7 +178,11 @@ class sequence_mover {
           .last = state.opened,
           .head_groups = keeper_->geometry_.head_groups});
     }
-    if (result == status::ok && fetched) { result = fetch_block(row, sealed, source, mover); }
+    if (result == status::ok && fetched) {
+      result = fetch_block(row, sealed, source, mover);
+      // The block that is still read stays: forget gives it back once more than it was taken.
+      if (pending_ && keeper_->store_.share(source) == status::ok) { left_ = {.row = row, .read = source}; }
+    }
     forget(row, sealed, blocks);
     sequence.tokens = tokens;
     sequence.sealed = sealed;
@@ -199,6 +209,7 @@ class sequence_mover {
   template <class Mover>
   status promote(row_id row, Mover& mover) noexcept
   {
+    if (!settle()) { return status::busy; }
     row_blocks& state = keeper_->rows_[to_index(row)];
     if (state.keeps || !state.offloads || keeper_->prompt_streams(row)) { return status::invalid_state; }
     if (state.mode == row_mode::dense_resident) { return keeper_->keep_all(row); }
@@ -211,14 +222,12 @@ class sequence_mover {
     status result = begin_copies();
     for_selected(row, [&](layer_id layer, lane_id lane) { fill_lane(result, row, layer, lane, mover); });
     result = end_copies(result, mover, copy_direction::host_to_device);
-    for_selected(row, [&](layer_id layer, lane_id lane) {
-      if (result == status::ok) {
-        take_lane(row, layer, lane);
-      } else {
-        empty_lane(row, layer, lane);
-      }
-    });
-    if (result != status::ok) { return result; }
+    if (result != status::ok) {
+      left_ = {.row = row, .empties = true};
+      static_cast<void>(settle());
+      return result;
+    }
+    for_selected(row, [&](layer_id layer, lane_id lane) { take_lane(row, layer, lane); });
     for (std::uint32_t i = 0; i < keeper_->budget_.ring; ++i) { keeper_->leases_.ring(row, i) = ring_place{}; }
     state.mode = row_mode::sparse_resident;
     state.keeps = true;
@@ -240,11 +249,31 @@ class sequence_mover {
   {
     saved_sequence* const saved = book_.find(id);
     if (saved == nullptr) { return status::stale_ticket; }
-    release(*saved, saved->blocks);
+    if (!settle() && left_.source == saved) {
+      left_.drops_source = true;
+    } else {
+      release(*saved, saved->blocks);
+    }
     return status::ok;
   }
 
   [[nodiscard]] std::uint32_t saved_sequences() const noexcept { return book_.used(); }
+
+  /// Whether copies that were given up at the wait limit still name something of the row. It takes part in nothing then.
+  [[nodiscard]] bool names(row_id row) noexcept { return !settle() && left_.row == row; }
+
+  /// Whether copies that were given up at the wait limit are still under way.
+  [[nodiscard]] bool flies() noexcept { return !settle(); }
+
+  /// Sleeps until copies that were given up are complete. @status drain_timeout
+  status drain(nanoseconds deadline) noexcept
+  {
+    if (settle()) { return status::ok; }
+    typename B::event_ref const event = copied_.get();
+    status const waited = backend_->wait_any({&event, 1}, deadline);
+    static_cast<void>(settle());
+    return waited;
+  }
 
   /// Recounts who holds the host blocks and the places of digests. @return what is wrong, empty where nothing is
   [[nodiscard]] std::string audit() const
@@ -293,6 +322,41 @@ class sequence_mover {
   enum class home_id : std::int32_t {};  // a place for one digest extent on the host
 
   static constexpr std::uint32_t runs_per_call = 256;
+
+  /// What is given back once copies that did not end in time are complete: a save's blocks, a row that was to be restored, the
+  /// slots of a promotion, the block that a cut read again.
+  struct unfinished {
+    row_id row = none<row_id>;
+    saved_sequence* saved = nullptr;
+    std::uint32_t held = 0;
+    std::uint32_t lent = 0;
+    saved_sequence* source = nullptr;
+    bool closes = false;
+    bool drops_source = false;
+    bool empties = false;
+    host_block_id read = none<host_block_id>;
+  };
+
+  /// Gives back what a failed call has left, if no copy names it any more. @return false: copies are still under way
+  bool settle() noexcept
+  {
+    if (pending_ && backend_->done(copied_.get()) == event_state::pending) { return false; }
+    pending_ = false;
+    unfinished const left = std::exchange(left_, unfinished{});
+    if (is_none(left.row)) { return true; }
+    if (left.saved != nullptr) {
+      release(*left.saved, left.held);
+      static_cast<void>(keeper_->store_.reserve(left.lent));
+      keeper_->rows_[to_index(left.row)].host_reserved += left.lent;
+    }
+    if (left.empties) {
+      for_selected(left.row, [&](layer_id layer, lane_id lane) { empty_lane(left.row, layer, lane); });
+    }
+    if (left.closes) { keeper_->close(left.row); }
+    if (left.drops_source) { release(*left.source, left.source->blocks); }
+    if (!is_none(left.read)) { static_cast<void>(keeper_->store_.release(left.read)); }
+    return true;
+  }
 
   // -- promotion
 
@@ -734,7 +798,9 @@ class sequence_mover {
     typename B::event_ref const event = copied_.get();
     status const waited = backend_->wait_any({&event, 1}, backend_->now() + wait_limit_);
     if (result == status::ok) { result = waited; }
-    bool const failed = backend_->done(event) == event_state::failed;
+    event_state const state = backend_->done(event);
+    pending_ = state == event_state::pending;
+    bool const failed = state == event_state::failed;
     return result == status::ok && failed ? status::transfer_failed : result;
   }
 
@@ -761,6 +827,8 @@ class sequence_mover {
   slab<B> contents_;  // [layers, head_groups, max_blocks] slots of the blocks of a row that is being promoted
   std::vector<std::uint8_t> slot_marks_;  // [slot words] 0 between calls
   std::vector<copy_run> runs_;
+  unfinished left_ = {};
+  bool pending_ = false;  // the last copies did not end within the wait limit
 };
 
 }  // namespace pulseinfer

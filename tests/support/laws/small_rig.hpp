@@ -169,7 +169,10 @@ struct small_rig<pulseinfer::offload_manager<
   {
     pulseinfer::kv_geometry const& g = kv.geometry();
     for (row_id const row : rows) {
-      if (kv.mode_of(row) != pulseinfer::row_mode::sparse_offloaded) { continue; }
+      pulseinfer::row_mode const mode = kv.mode_of(row);
+      bool const selects =
+        mode == pulseinfer::row_mode::sparse_offloaded || mode == pulseinfer::row_mode::sparse_resident;
+      if (!selects) { continue; }
       auto const& state = engine.row(row);
       auto const blocks = static_cast<std::uint32_t>(pulseinfer::blocks_of(state.begin + state.count, g.block_tokens));
       std::vector<block_id> const ids = choice(row, layer, state.begin / g.block_tokens, state.begin);
