@@ -262,4 +262,39 @@ TEST_SUITE("laws")
       CHECK(backend.counts().freed_under_copy == 0);
     }
   }
+
+  TEST_CASE(
+    "law 9: a row whose slots are on their way for a ticket that was given up waits for them, and comes through")
+  {
+    for (std::uint32_t const spare_slots : {0U, 1U}) {
+      scripted_backend backend;
+      small_rig<device_planned> r{backend, {.spare_slots = spare_slots}};
+      row_id const row = r.open(1, 8);
+      for (int i = 0; i < 3; ++i) { r.step({{.row = row}}); }
+      backend.choose(false);
+      auto const import = r.engine.before_enter;
+      std::uint32_t given_up = 0;
+      // Before each layer a ticket recalls other blocks than the layer will, and is given up while they travel.
+      r.engine.before_enter = [&](layer_id layer, row_list rows) {
+        for (script_rule const& rule : late_copies(std::chrono::milliseconds{1})) { backend.add_rule(rule); }
+        auto const choice = r.choice;
+        r.choice = [](row_id, layer_id, std::uint32_t sealed, std::uint32_t position) {
+          auto const first = static_cast<std::uint32_t>((2 * position + 2) % sealed);
+          return std::vector<block_id>{static_cast<block_id>(first), static_cast<block_id>((first + 1) % sealed)};
+        };
+        import(layer, rows);
+        r.choice = choice;
+        ticket given;
+        need(r.kv.begin_recall(layer, rows, r.engine.query_view(), r.stream, given), "begin_recall");
+        need(r.kv.abort(given), "abort");
+        ++given_up;
+        import(layer, rows);
+      };
+      for (int i = 0; i < 4; ++i) { r.step({{.row = row}}); }
+      CHECK(given_up == 8);
+      CHECK(r.kv.row_status(row) == status::ok);
+      r.engine.before_enter = import;
+      r.finish();
+    }
+  }
 }

@@ -355,6 +355,15 @@ class recall_driver {
     return count;
   }
 
+  /// Whether a recall besides this one that names the row's slots is not complete.
+  [[nodiscard]] bool others_fly(recall<B> const& r, row_id row) noexcept
+  {
+    for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
+      if (&recalls_[i] != &r && names(recalls_[i], row) && !recalls_.copies_done(recalls_[i])) { return true; }
+    }
+    return false;
+  }
+
   /// Sleeps until no recall that names the row's slots is under way.
   status wait_row(row_id row, nanoseconds deadline) noexcept
   {

@@ -378,8 +378,14 @@ class visit_queue {
         }
         bool posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
         if (posted && words.stalled != 0) {
-          fail(row, status::stalled);
-          continue;
+          // Slots may be on their way to blocks of tickets that were given up: with those landed there are enough.
+          bool const comes = recalls_->others_fly(r, row) &&
+            recalls_->wait_row(row, backend_->now() + wait_limit_) == status::ok && try_again(row);
+          if (!comes) {
+            fail(row, status::stalled);
+            continue;
+          }
+          posted = false;
         }
         if (posted) {
           state.misses = words.misses + words.flying;
