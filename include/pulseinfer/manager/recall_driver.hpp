@@ -262,11 +262,15 @@ class recall_driver {
     return boxes(recall_priority::background)[to_index(row)];
   }
 
-  /// Whether blocks of the row at a place of the recall, its latest, found no slot.
+  /// Whether blocks of the row at a place of the recall found no slot.
   [[nodiscard]] bool row_stalled(recall<B> const& r, std::uint32_t place) const noexcept
   {
-    row_mailbox const& words = box(r.rows[place]);
-    return device::load_acquire(&words.posted) == r.sequence[place] && words.stalled != 0;
+    return device::load_acquire(&r.missed[place].stalled) != 0;
+  }
+  /// Whether the row at a place of the recall selected blocks that another recall brings.
+  [[nodiscard]] bool row_waited(recall<B> const& r, std::uint32_t place) const noexcept
+  {
+    return device::load_acquire(&r.missed[place].flying) != 0;
   }
   /// Whether blocks of the row at a place of the recall did not arrive, whatever has come of the row's later recalls.
   [[nodiscard]] bool row_missed(recall<B> const& r, std::uint32_t place) const noexcept
@@ -513,6 +517,7 @@ class recall_driver {
         .failed = r.failed,
         .mailbox = boxes(r.priority),
         .sequence = r.sequence,
+        .outcome = r.missed,
         .block_bytes = layout_.block_bytes,
         .head_groups = head_groups_,
         .max_selected = keeper_->books().sizes().max_selected});

@@ -180,7 +180,15 @@ class visit_queue {
         result = status::transfer_failed;
         record(r, row, r.missed[place].begin, r.missed[place].blocks, 1);
       }
-      travels = travels || recalls_->flies(r);
+      if (recalls_->flies(r)) {
+        travels = true;
+        continue;
+      }
+      if (recalls_->row_stalled(r, place)) { result = status::stalled; }
+      if (recalls_->row_waited(r, place) && recalls_->background_failed(row, r.layer)) {
+        recalls_->forgive_background(row, r.layer);
+        result = status::transfer_failed;
+      }
     }
     // Of a recall whose place has been given out again the mailbox may still tell.
     std::uint32_t const last = device::load_acquire(&recalls_->box(row).failed);

@@ -28,6 +28,7 @@ struct plan_recall {
   std::uint32_t* failed = nullptr;          // written 0 for each entry
   row_mailbox* mailbox = nullptr;           // [max_rows], mapped
   std::uint32_t const* sequence = nullptr;  // [rows.count] number of each row's recall
+  recall_failure* outcome = nullptr;        // [rows.count], mapped; may be null
   std::uint64_t block_bytes = 0;
   std::uint32_t head_groups = 1;
   std::uint32_t max_selected = 0;
@@ -94,6 +95,10 @@ struct plan_recall {
     box.flying = flying;
     box.hits = hits;
     box.stalled = stalled;
+    if (outcome != nullptr) {
+      outcome[place].stalled = stalled;
+      outcome[place].flying = flying;
+    }
     device::add_relaxed(&box.total_misses, planned);
     device::add_relaxed(&box.total_hits, hits);
     device::store_release(&box.posted, sequence[place]);
