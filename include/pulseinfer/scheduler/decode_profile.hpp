@@ -4,6 +4,8 @@
 
 #include <pulseinfer/types.hpp>
 
+#include <cstdint>
+
 namespace pulseinfer {
 
 /// Measured once for a model on a machine. A pass of n rows over a layer takes per_pass + n * per_row, the attention of their hits
@@ -17,6 +19,9 @@ struct decode_profile {
   double link_bytes_per_second = 0.0;  ///< 0: nothing is known
   nanoseconds resume{0};               ///< from a landing to a pass that waits for it on the stream
   nanoseconds wake{0};                 ///< from a landing or a plan to a pass that the host then launches
+  std::uint32_t rows_per_landing =
+    1;  ///< rows of a recall that are posted as landed together, in the order in which they travel
+  nanoseconds per_landing{0};  ///< link time between them
   bool smallest_first = true;  ///< rows of a recall travel by rising number of blocks; else in the recall's order
 
   [[nodiscard]] bool known() const noexcept { return per_pass.count() > 0 && link_bytes_per_second > 0.0; }

@@ -168,12 +168,18 @@ struct interruptible_scheduler {
     if (profile.smallest_first) { sort_by_misses(rows, fresh); }
     double at = std::max(planned, link_free_) + static_cast<double>(profile.per_recall.count());
     bool moves = false;
-    for (std::uint32_t i = 0; i < fresh; ++i) {
-      scheduler_row const& row = rows[fresh_[i]];
-      if (row.misses == 0) { continue; }
-      at += static_cast<double>(row.bytes) * 1e9 / profile.link_bytes_per_second;
-      memory_[to_index(row.row)].lands = at;
+    std::uint32_t const together = std::max(profile.rows_per_landing, 1U);
+    for (std::uint32_t first = 0; first < fresh; first += together) {
+      std::uint32_t const end = std::min(first + together, fresh);
+      double bytes = 0.0;
+      for (std::uint32_t i = first; i < end; ++i) { bytes += static_cast<double>(rows[fresh_[i]].bytes); }
+      if (bytes == 0.0) { continue; }
+      if (moves) { at += static_cast<double>(profile.per_landing.count()); }
+      at += bytes * 1e9 / profile.link_bytes_per_second;
       moves = true;
+      for (std::uint32_t i = first; i < end; ++i) {
+        if (rows[fresh_[i]].misses != 0) { memory_[to_index(rows[fresh_[i]].row)].lands = at; }
+      }
     }
     if (moves) { link_free_ = at; }
   }

@@ -98,6 +98,8 @@ struct decode_result {
     .link_bytes_per_second = options.machine.kernels.to_device_bytes_per_s,
     .resume = options.machine.control.resume,
     .wake = options.machine.control.wake,
+    .rows_per_landing = options.rows_per_landing,
+    .per_landing = options.counts.fused_gather ? nanoseconds{0} : options.machine.kernels.per_operation,
     .smallest_first = options.counts.smallest_first};
   return scheduler;
 }
