@@ -195,10 +195,10 @@ class block_keeper {
       .prompt_tokens = prompt_tokens};
     if (state.offloads) {
       state.host_reserved = budget_.blocks(max_tokens) - shared;
-      if (status const kept = store_.reserve(state.host_reserved); kept != status::ok) {
+      if (status const held = store_.reserve(state.host_reserved); held != status::ok) {
         sequences_.close(row);
         state = row_blocks{};
-        return kept;
+        return held;
       }
       extents_reserved_ += digests_.extents_for(budget_.blocks(max_tokens));
     }
