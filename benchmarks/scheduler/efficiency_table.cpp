@@ -1,7 +1,8 @@
 // How close schedulers come to the bound of a decode step: the manager of the library on a simulated device and link.
-//   table_scheduler_efficiency [--quick] [--json FILE]
+//   table_scheduler_efficiency [--quick] [--json FILE] [--machine FILE]      FILE: benchmarks/machines/h200.json
 //   table_scheduler_efficiency --timeline FILE    the visits and recalls of some layers under three schedulers
 
+#include "../machines/machine_file.hpp"
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/scheduler/static_cohorts_scheduler.hpp>
@@ -33,6 +34,16 @@ constexpr std::uint32_t layer_count = 32;
 enum class mode : std::uint8_t { lockstep, hit_first, static_2, static_3, static_4, exact, predicted, deferral };
 constexpr mode modes[] = {mode::lockstep, mode::hit_first, mode::static_2,  mode::static_3,
                           mode::static_4, mode::exact,     mode::predicted, mode::deferral};
+
+/// The costs of the control path, of the link's operations and of what device and link do to one another.
+struct machine_costs {
+  control_cost control = h200_control;
+  link_sharing sharing = h200_sharing;
+  link_cost kernels = pcie5_kernel;
+  nanoseconds select_chain{14500};  ///< twelve kernels of a captured graph
+};
+
+machine_costs costs;  // NOLINT: set once, before anything runs
 
 struct cell {
   double rho = 0.0;
@@ -84,10 +95,11 @@ struct figures {
   o.workload = {.layers = layer_count, .rows = c.rows, .misses = misses_of(workload_preset::summary), .seed = seed};
   o.engine = cost_of(c);
   o.machine.compute.per_launch = 0ns;  // in the weights' time
-  o.machine.kernels.per_run = 0ns;     // in the rate
-  o.machine.control = h200_control;
-  if (c.disturbed) { o.machine.sharing = h200_sharing; }
-  o.counts.select_chain = 14500ns;  // twelve kernels of a captured graph
+  o.machine.kernels = costs.kernels;
+  o.machine.kernels.per_run = 0ns;  // in the rate
+  o.machine.control = costs.control;
+  if (c.disturbed) { o.machine.sharing = costs.sharing; }
+  o.counts.select_chain = costs.select_chain;
   o.rows_per_landing = std::max(1U, c.rows / 64);
   o.steps = sizes.steps;
   o.warm_steps = what == mode::deferral ? 12 : 4;
@@ -143,7 +155,7 @@ struct figures {
     f.passes += static_cast<double>(r.passes) / n / count;
     auto const bound = static_cast<double>(r.bound().count());
     f.in_order_bound += bound / static_cast<double>(std::max(r.in_order, r.link).count()) / count;
-    link_sharing const shared = h200_sharing;
+    link_sharing const& shared = costs.sharing;
     auto const compute = static_cast<double>(r.compute.count()), link = static_cast<double>(r.link.count());
     double const device_bound = compute + (1.0 - shared.compute_beside_link[1]) * std::min(link, compute);
     double const link_bound = link + (1.0 - shared.link_beside_compute[1]) * std::min(link, compute);
@@ -455,19 +467,28 @@ int main(int count, char** arguments)
   run_sizes sizes;
   char const* json_file = nullptr;
   char const* timeline_file = nullptr;
+  char const* machine_file = nullptr;
   for (int i = 1; i < count; ++i) {
     if (std::strcmp(arguments[i], "--quick") == 0) {
       sizes = {.seeds = 2, .steps = 10};
     } else if (std::strcmp(arguments[i], "--json") == 0 && i + 1 < count) {
       json_file = arguments[++i];
+    } else if (std::strcmp(arguments[i], "--machine") == 0 && i + 1 < count) {
+      machine_file = arguments[++i];
     } else if (std::strcmp(arguments[i], "--timeline") == 0 && i + 1 < count) {
       timeline_file = arguments[++i];
     } else {
-      std::fprintf(stderr, "usage: table_scheduler_efficiency [--quick] [--json FILE] [--timeline FILE]\n");
+      std::fprintf(
+        stderr, "usage: table_scheduler_efficiency [--quick] [--json FILE] [--machine FILE] [--timeline FILE]\n");
       return 2;
     }
   }
   try {
+    if (machine_file != nullptr) {
+      pulseinfer_bench::machine const read = pulseinfer_bench::read_machine(machine_file);
+      costs = {read.options.control, read.options.sharing, read.options.kernels, read.select_chain};
+      std::printf("%s\n", read.name.c_str());
+    }
     return timeline_file != nullptr ? write_timeline(timeline_file) : print_tables(sizes, json_file);
   } catch (std::exception const& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
