@@ -200,4 +200,5 @@
 #include <pulseinfer/observe/counters.hpp>
 #include <pulseinfer/observe/decision_file.hpp>
 #include <pulseinfer/observe/prometheus_text.hpp>
+#include <pulseinfer/observe/selection_trace.hpp>
 // clang-format on
