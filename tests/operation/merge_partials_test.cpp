@@ -105,4 +105,15 @@ TEST_SUITE("operation")
       }
     }
   }
+
+  TEST_CASE("merge_partials merges every token of a row where nobody says how many there are")
+  {
+    merge_call said{dtype::float32}, unsaid{dtype::float32};
+    pulseinfer_test::run_solo(said.operation());
+    pulseinfer::merge_partials op = unsaid.operation();
+    op.most_queries = pulseinfer::merge_partials{}.most_queries;
+    pulseinfer_test::run_solo(op);
+    CHECK(unsaid.result_lse == said.result_lse);
+    CHECK(unsaid.result.bytes() == said.result.bytes());
+  }
 }

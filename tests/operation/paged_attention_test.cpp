@@ -447,6 +447,21 @@ TEST_SUITE("operation")
     for (std::uint32_t j = 1; j < 4; ++j) { CHECK(std::abs(call.out.at(2, 0, j) - right.out[j]) <= 2e-9); }
   }
 
+  TEST_CASE("paged_attention attends every token of a chunk, and scales by 1/sqrt(key dim), where neither is said")
+  {
+    pulseinfer::kv_geometry geometry{.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 8, .block_tokens = 4};
+    cache c{geometry, {{100, 37}, {7, 1}, {30, 5}}, 5};
+    attention_call call{c, dtype::float32, dtype::float32};
+    pulseinfer::paged_attention op = call.operation(c.table(0, every_block));
+    pulseinfer_test::run_solo(op);
+    auto const said = bytes_of(call);
+    call.lse.assign(call.lse.size(), -1.0F);
+    op.scale = pulseinfer::paged_attention{}.scale;
+    op.most_queries = pulseinfer::paged_attention{}.most_queries;
+    pulseinfer_test::run_solo(op);
+    CHECK(bytes_of(call) == said);
+  }
+
   TEST_CASE("paged_attention may be called without a place for log-sums, and states its cost")
   {
     pulseinfer::kv_geometry geometry{.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 8, .block_tokens = 4};

@@ -27,11 +27,16 @@ struct merge_partials {
   float* result_lse = nullptr;       // [tokens, query_heads], read and written
   tensor_view other = {};            // [tokens, query_heads, value dim]
   float const* other_lse = nullptr;  // [tokens, query_heads]
-  std::uint32_t most_queries = 1;    ///< no row has more query tokens; known to the host
+  std::uint32_t most_queries = 0;    ///< no row has more query tokens; known to the host. 0: as many as `result` has
+
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t query_limit() const
+  {
+    return most_queries != 0 ? most_queries : static_cast<std::uint32_t>(result.tokens);
+  }
 
   [[nodiscard]] launch_shape shape() const
   {
-    return {.items = std::uint64_t{rows.count} * most_queries, .group_threads = 128};
+    return {.items = std::uint64_t{rows.count} * query_limit(), .group_threads = 128};
   }
 
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
@@ -47,8 +52,10 @@ struct merge_partials {
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref) const
   {
-    auto const query = static_cast<std::int32_t>(item % most_queries);
-    row_info const state = info[to_index(rows[item / most_queries])];
+    auto const query = static_cast<std::int32_t>(item % query_limit());
+    row_info const state = info[to_index(rows[item / query_limit()])];
+    PULSEINFER_EXPECTS(
+      state.new_tokens <= static_cast<std::int32_t>(query_limit()), "a row has more queries than most_queries says");
     if (query >= state.new_tokens) { return; }
     auto const token = static_cast<std::uint64_t>(state.token_offset + query);
     for (std::uint32_t head = 0; head < result.heads; ++head) {

@@ -10,6 +10,7 @@
 #include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/tensor_view.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,8 +28,19 @@ struct paged_attention {
   tensor_view queries = {};  // [tokens, query_heads, key dim]
   tensor_view out = {};      // [tokens, query_heads, value dim], written; 0 where nothing was attended
   float* lse = nullptr;      // [tokens, query_heads], written unless null; natural logarithm, -inf where nothing was
-  float scale = 1.0F;        ///< of the scores, before the softmax; usually 1/sqrt(key dim)
-  std::uint32_t most_queries = 1;  ///< no row appends more tokens in this step; known to the host
+  float scale = 0.0F;        ///< of the scores, before the softmax; 0: 1/sqrt(key dim)
+  /// No row appends more tokens in this step; known to the host. 0: as many as `queries` has, which is always enough, and
+  /// starts items without work where several rows share the tensor.
+  std::uint32_t most_queries = 0;
+
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t query_limit() const
+  {
+    return most_queries != 0 ? most_queries : static_cast<std::uint32_t>(queries.tokens);
+  }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE float score_scale() const
+  {
+    return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(queries.dim));
+  }
 
   [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t kv_heads() const
   {
@@ -40,12 +52,13 @@ struct paged_attention {
   }
   [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr device::attention_tile tile() const
   {
-    return device::make_attention_tile(table.layout, most_queries * query_group());
+    return device::make_attention_tile(table.layout, query_limit() * query_group());
   }
 
   [[nodiscard]] launch_shape shape() const
   {
-    std::uint64_t const tiles = divide_up(most_queries * query_group(), tile().queries);
+    PULSEINFER_EXPECTS(kv_heads() != 0, "a table that was refused cannot be attended");
+    std::uint64_t const tiles = divide_up(std::uint64_t{query_limit()} * query_group(), tile().queries);
     return {.items = std::uint64_t{rows.count} * kv_heads() * tiles, .group_threads = 64};
   }
 
@@ -73,11 +86,13 @@ struct paged_attention {
   {
     device::attention_tile const sizes = tile();
     std::uint32_t const share = query_group();
-    std::uint32_t const tiles = divide_up(most_queries * share, sizes.queries);
+    std::uint32_t const tiles = divide_up(query_limit() * share, sizes.queries);
     auto const first_pair = static_cast<std::uint32_t>(item % tiles) * sizes.queries;
     auto const kv_head = static_cast<std::uint32_t>(item / tiles % kv_heads());
     row_id const row = rows[item / tiles / kv_heads()];
     row_info const state = table.info[to_index(row)];
+    PULSEINFER_EXPECTS(
+      state.new_tokens <= static_cast<std::int32_t>(query_limit()), "a row has more queries than most_queries says");
     std::uint32_t const pairs = static_cast<std::uint32_t>(state.new_tokens) * share;
     if (first_pair >= pairs) { return; }
 
@@ -93,7 +108,7 @@ struct paged_attention {
     task.query_heads = share;
     task.first_pair = first_pair;
     task.pairs = pairs - first_pair < sizes.queries ? pairs - first_pair : sizes.queries;
-    task.scale = scale;
+    task.scale = score_scale();
     device::attend(group, table, task, sizes, scratch.data);
   }
 };

@@ -94,7 +94,7 @@ __global__ void __cluster_dims__(attention_cluster, 1, 1) __launch_bounds__(atte
   // Words that may lie on the host are asked for before anything needs them.
   std::byte const* const slot_memory = table.pool.layer_base[to_index(table.layer)];
   std::uint32_t const share = op.query_group();
-  std::uint32_t const pair_tiles = divide_up(op.most_queries * share, pairs);
+  std::uint32_t const pair_tiles = divide_up(op.query_limit() * share, pairs);
   std::uint32_t const item = blockIdx.x / attention_cluster;
   std::uint32_t const part_of_list = blockIdx.x % attention_cluster;
   std::uint32_t const first_pair = item % pair_tiles * pairs;
@@ -189,6 +189,7 @@ __global__ void __cluster_dims__(attention_cluster, 1, 1) __launch_bounds__(atte
 
   // Queries, while they travel ------------------------------------------------------------------------------------------
 
+  float const scale = op.score_scale();
   float queries[pairs][Form::key_pieces * elements];
   device::visit_elements(op.queries.type, [&](auto stored) {
     using query_type = typename decltype(stored)::type;
@@ -203,7 +204,7 @@ __global__ void __cluster_dims__(attention_cluster, 1, 1) __launch_bounds__(atte
 #pragma unroll
         for (std::uint32_t j = 0; j < elements; ++j) {
           bool const has = pair < pair_count && piece < key_pieces;
-          queries[pair][i * elements + j] = has ? op.scale * device::widen(query[piece * elements + j]) : 0.0F;
+          queries[pair][i * elements + j] = has ? scale * device::widen(query[piece * elements + j]) : 0.0F;
         }
       }
     }
@@ -460,7 +461,7 @@ struct kernel_override<Op> {
       std::uint64_t const all = plane->offset | plane->head_stride | plane->token_stride | plane->row_bytes;
       if (all % piece_bytes != 0) { return false; }
     }
-    if (op.table.pool.slot_stride % piece_bytes != 0 || op.query_group() == 0U || op.most_queries == 0U) {
+    if (op.table.pool.slot_stride % piece_bytes != 0 || op.query_group() == 0U || op.query_limit() == 0U) {
       return false;
     }
     attention_kernel const kernel = choose(op);
@@ -486,7 +487,7 @@ struct kernel_override<Op> {
  private:
   [[nodiscard]] static std::uint64_t blocks(Op const& op, attention_kernel const& kernel) noexcept
   {
-    std::uint64_t const tiles = divide_up(std::uint64_t{op.most_queries} * op.query_group(), kernel.pairs);
+    std::uint64_t const tiles = divide_up(std::uint64_t{op.query_limit()} * op.query_group(), kernel.pairs);
     return tiles * op.rows.count * op.kv_heads() * attention_cluster;
   }
 
