@@ -80,13 +80,23 @@ void step_by_tickets(kv_manager& kv, tiny_engine& engine, row_id row)
   for (layer_id const layer : {layer_id{0}, layer_id{1}, layer_id{2}, layer_id{3}}) {
     ticket recall;
     check(kv.append(layer, kv.rows(), keys, values));
-    check(kv.begin_recall(layer, kv.rows(), queries, engine.stream, recall));
-    engine.attend(kv.table(layer, part::hits), kv.rows());
+    check(kv.begin_recall(layer, kv.rows(), queries, engine.stream, recall, recall_lists::hits_then_landed));
+    block_table lists;
+    check(kv.table(recall, part::hits, lists));
+    engine.attend(lists, kv.rows());
     check(kv.wait_on(recall, engine.stream));  // or ask kv.landed(recall), and run others meanwhile
-    engine.attend(kv.table(layer, part::landed), kv.rows());
+    check(kv.table(recall, part::landed, lists));
+    engine.attend(lists, kv.rows());
     engine.feed_forward();
   }
   check(kv.commit(std::vector{commit_row{row}}));
+}
+
+double mean_difference(tensor const& one, tensor const& other)
+{
+  double sum = 0.0;
+  for (std::size_t i = 0; i < other.size(); ++i) { sum += std::fabs(one[i] - other[i]); }
+  return sum / (length * 64);
 }
 
 tensor run(char const* name, solo_head_selector<> const& selector, auto step, tensor const& dense = {})
@@ -102,10 +112,8 @@ tensor run(char const* name, solo_head_selector<> const& selector, auto step, te
     sum.add(kv.finish_sample());
     outputs.insert(outputs.end(), engine.hidden.begin(), engine.hidden.end());
   }
-  double difference = 0.0;
-  for (std::size_t i = 0; i < dense.size(); ++i) { difference += std::fabs(outputs[i] - dense[i]); }
   std::printf("%-20s hit rate %.4f, %4.0f B recalled a step, ", name, sum.hit_rate(), sum.recalled_bytes_per_step());
-  std::printf("%llu KiB of slots, off by %.1e\n", kv.memory().slot_bytes / 1024ULL, difference / (length * 64));
+  std::printf("%llu KiB of slots, off by %.1e\n", kv.memory().slot_bytes / 1024ULL, mean_difference(outputs, dense));
   return outputs;
 }
 
@@ -115,5 +123,6 @@ int main()
   tensor const covered = run("a covering budget", {.budget_tokens = length, .dense_tokens = 0}, step_by_visits, dense);
   tensor const visits = run("192 tokens, visits", {.budget_tokens = 192}, step_by_visits, dense);
   tensor const tickets = run("192 tokens, tickets", {.budget_tokens = 192}, step_by_tickets, dense);
-  return covered == dense && visits == tickets ? 0 : 1;
+  // What is merged from two parts is the same but for rounding; one pass over everything is the same bit for bit.
+  return covered == dense && mean_difference(visits, tickets) < 1e-5 ? 0 : 1;
 }

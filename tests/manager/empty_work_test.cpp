@@ -47,7 +47,7 @@ TEST_SUITE("manager")
     CHECK(r.kv.memory().slot_bytes == 0);
     CHECK(r.kv.memory().host_bytes == 0);
     r.backend.run_all();
-    CHECK(r.kv.table(layer_id{0}, part::whole).counts[to_index(lane_of(empty, 0, 2))] == 0);
+    CHECK(r.kv.books().table().listed_count[to_index(lane_of(empty, 0, 2))] == 0);
     CHECK(nothing_enqueued(no_rows));
     REQUIRE(r.kv.close(empty) == status::ok);
 
@@ -65,10 +65,10 @@ TEST_SUITE("manager")
     CHECK(nothing_enqueued(no_rows));
     r.close_all();
     for (std::uint32_t l = 0; l < 3; ++l) {
-      block_table const table = r.kv.table(static_cast<layer_id>(l), part::whole);
-      for (std::uint32_t lane = 0; lane < 12; ++lane) {
-        CHECK(table.counts[lane] == 0);
-        CHECK(is_none(table.slots[lane * table.stride]));
+      lane_table_ref const table = r.kv.books().table();
+      for (std::uint32_t lane = l * 12; lane < (l + 1) * 12; ++lane) {
+        CHECK(table.listed_count[lane] == 0);
+        CHECK(is_none(table.listed[std::uint64_t{lane} * table.stride]));
       }
     }
   }

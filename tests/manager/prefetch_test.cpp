@@ -81,8 +81,8 @@ step_sample run_by_tickets(std::uint64_t seed, bool prefetch)
       REQUIRE(r.kv.begin_recall(layer, r.kv.rows(), r.engine.query_view(), r.stream, given) == status::ok);
       REQUIRE(r.kv.wait_on(given, r.stream) == status::ok);
       for (part const which : {part::hits, part::landed}) {
-        visit const v{
-          .layer = layer, .rows = r.kv.rows(), .table = r.kv.table(layer, which), .part = which, .last = l == 3};
+        visit v{.layer = layer, .rows = r.kv.rows(), .part = which, .last = l == 3};
+        REQUIRE(r.kv.table(given, which, v.table) == status::ok);
         REQUIRE(r.backend.launch(r.stream, host_function{[&r, v] { r.engine.look(v); }}) == status::ok);
       }
       REQUIRE(r.backend.synchronize(r.stream) == status::ok);

@@ -43,9 +43,10 @@ struct rank {
       lane_id const lane = lane_of(row, 0, 1);
       slot_id const* const slots = r.kv.books().residency().slots_of_lane(static_cast<layer_id>(l), lane);
       for (std::uint32_t b = 0; b < blocks_of_longest; ++b) { all.push_back(to_number(slots[b])); }
-      block_table const table = r.kv.table(static_cast<layer_id>(l), part::hits);
-      for (std::uint32_t i = 0; i < table.counts[to_index(lane)]; ++i) {
-        all.push_back(to_number(table.slots[to_index(lane) * table.stride + i]));
+      lane_table_ref const table = r.kv.books().table();
+      std::uint64_t const list = r.kv.books().residency().lane_index(static_cast<layer_id>(l), lane);
+      for (std::uint32_t i = 0; i < table.listed_count[list]; ++i) {
+        all.push_back(to_number(table.listed[list * table.stride + i]));
       }
     }
     return all;

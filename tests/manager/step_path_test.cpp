@@ -16,7 +16,7 @@ constexpr bool step_path_is_noexcept()
 {
   return requires(
     Manager& kv, std::span<step_row const> rows, std::span<commit_row const> kept, row_list list, tensor_view tensor,
-    typename Manager::stream_ref stream, ticket given, visit v) {
+    typename Manager::stream_ref stream, ticket given, visit v, block_table table) {
     requires noexcept(kv.begin_step(rows));
     requires noexcept(kv.enter(layer_id{0}, list, tensor, tensor, tensor));
     requires noexcept(kv.append(layer_id{0}, list, tensor, tensor));
@@ -29,7 +29,7 @@ constexpr bool step_path_is_noexcept()
     requires noexcept(kv.status_of(given));
     requires noexcept(kv.wait_on(given, stream));
     requires noexcept(kv.abort(given));
-    requires noexcept(kv.table(layer_id{0}, part::whole));
+    requires noexcept(kv.table(given, part::whole, table));
     requires noexcept(kv.stream_blocks(layer_id{0}, row_id{0}));
     requires noexcept(kv.stream_blocks(layer_id{0}, row_id{0}).begin());
     requires noexcept(++kv.stream_blocks(layer_id{0}, row_id{0}).begin());
@@ -117,6 +117,8 @@ TEST_SUITE("manager")
         sound = sound && r.kv.append(layer, r.kv.rows(), r.engine.key_view(), r.engine.value_view()) == status::ok;
         sound = sound && r.kv.begin_recall(layer, r.kv.rows(), r.engine.query_view(), r.stream, given) == status::ok;
         sound = sound && r.kv.wait_on(given, r.stream) == status::ok;
+        block_table table;
+        sound = sound && r.kv.table(given, part::whole, table) == status::ok;
         sound = sound && r.backend.synchronize(r.stream) == status::ok;
         sound = sound && r.kv.status_of(given) == status::ok && r.kv.landed(given).test(0);
       }

@@ -26,7 +26,7 @@ template <class Manager>
 struct by_tickets {
   using rig_type = rig<Manager>;
 
-  explicit by_tickets(rig_type& r) : rig_{&r} {}
+  explicit by_tickets(rig_type& r, recall_lists lists = Manager::default_lists) : rig_{&r}, lists_{lists} {}
 
   void begin(std::vector<step_row> rows)
   {
@@ -48,16 +48,17 @@ struct by_tickets {
     rig_->engine.fill(l, rig_->kv.rows());
     REQUIRE(rig_->kv.append(l, rig_->kv.rows(), rig_->engine.key_view(), rig_->engine.value_view()) == status::ok);
     ticket given;
-    status const begun = rig_->kv.begin_recall(l, rig_->kv.rows(), rig_->engine.query_view(), rig_->stream, given);
+    status const begun =
+      rig_->kv.begin_recall(l, rig_->kv.rows(), rig_->engine.query_view(), rig_->stream, given, lists_);
     REQUIRE(begun == status::ok);
     return given;
   }
 
-  /// Looks at what a layer's tables hold, in stream order.
-  void look(layer_id l, part which)
+  /// Looks at what a recall's tables hold, in stream order.
+  void look(ticket t, layer_id l, part which)
   {
-    visit const v{
-      .layer = l, .rows = rig_->kv.rows(), .table = rig_->kv.table(l, which), .part = which, .last = to_index(l) == 2};
+    visit v{.layer = l, .rows = rig_->kv.rows(), .part = which, .last = to_index(l) == 2};
+    REQUIRE(rig_->kv.table(t, which, v.table) == status::ok);
     auto* const engine = &rig_->engine;
     REQUIRE(rig_->backend.launch(rig_->stream, host_function{[engine, v] { engine->look(v); }}) == status::ok);
   }
@@ -77,9 +78,10 @@ struct by_tickets {
     begin(rows);
     for (std::uint32_t l = 0; l < 3; ++l) {
       ticket const t = recall(layer(l));
-      if (Manager::hits_first) { look(layer(l), part::hits); }
+      bool const whole = lists_ == recall_lists::whole;
+      if (!whole) { look(t, layer(l), part::hits); }
       REQUIRE(rig_->kv.wait_on(t, rig_->stream) == status::ok);
-      look(layer(l), Manager::hits_first ? part::landed : part::whole);
+      look(t, layer(l), whole ? part::whole : part::landed);
       REQUIRE(rig_->backend.synchronize(rig_->stream) == status::ok);
       REQUIRE(rig_->engine.fault() == "");
       CHECK(rig_->kv.status_of(t) == status::ok);
@@ -90,6 +92,7 @@ struct by_tickets {
 
  private:
   rig_type* rig_;
+  recall_lists lists_;
   std::vector<step_row> rows_;
 };
 
@@ -123,6 +126,64 @@ TEST_SUITE("manager")
       recalled += r.kv.finish_sample().recalled_blocks;
     }
     CHECK(recalled > 0);
+    r.close_all();
+  }
+
+  // A dense layer between two that select: what landed in the first must not be listed in it.
+  TEST_CASE_TEMPLATE(
+    "whatever the scheduler, a recall makes the lists that it is asked for, in layers of every kind", Manager,
+    lockstep_manager, hits_manager)
+  {
+    for (recall_lists const lists : {recall_lists::whole, recall_lists::hits_then_landed}) {
+      for (layer_kind const kind : {layer_kind::selected, layer_kind::windowed, layer_kind::dense}) {
+        CAPTURE(static_cast<int>(kind));
+        rig_options options = options_of();
+        options.geometry.layer_groups = {
+          {.first = 0, .count = 1},
+          {.first = 1, .count = 1, .kind = kind, .window_tokens = 10, .sink_tokens = 4},
+          {.first = 2, .count = 1}};
+        rig<Manager> r{options, six_blocks};
+        std::vector<row_id> const rows = open_rows(r);
+        by_tickets<Manager> engine{r, lists};
+        std::uint64_t recalled = 0;
+        for (int i = 0; i < 30; ++i) {
+          engine.step({{.row = rows[0]}, {.row = rows[2]}});
+          recalled += r.kv.finish_sample().recalled_blocks;
+        }
+        CHECK(recalled > 0);
+        r.close_all();
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE(
+    "a ticket gives no table of a part that its recall has no list of", Manager, lockstep_manager, hits_manager)
+  {
+    rig<Manager> r{options_of(), six_blocks};
+    std::vector<row_id> const rows = open_rows(r);
+    auto const said = [&](ticket t, part which) {
+      block_table table{.stride = 7};
+      status const s = r.kv.table(t, which, table);
+      CHECK((s == status::ok) == (table.counts != nullptr));
+      CHECK((s == status::ok || (table.slots == nullptr && table.stride == 0)));
+      return s;
+    };
+    ticket t;
+    for (recall_lists const lists : {recall_lists::whole, recall_lists::hits_then_landed}) {
+      by_tickets<Manager> engine{r, lists};
+      bool const whole = lists == recall_lists::whole;
+      engine.begin({{.row = rows[0]}});
+      for (std::uint32_t l = 0; l < 3; ++l) {
+        t = engine.recall(layer(l));
+        CHECK(said(t, part::whole) == (whole ? status::ok : status::invalid_argument));
+        CHECK(said(t, part::hits) == (whole ? status::invalid_argument : status::ok));
+        CHECK(said(t, part::landed) == (whole ? status::invalid_argument : status::ok));
+        if (lists == Manager::default_lists) { CHECK(whole != Manager::hits_first); }
+      }
+      engine.commit();
+    }
+    ++t.generation;
+    for (part const which : {part::whole, part::hits, part::landed}) { CHECK(said(t, which) == status::stale_ticket); }
     r.close_all();
   }
 

@@ -100,7 +100,8 @@ TEST_SUITE("manager")
       REQUIRE(r.backend.synchronize() == status::ok);
       CHECK(r.kv.status_of(t) == status::ok);
       CHECK(r.kv.landed(t).test(0));
-      block_table const table = r.kv.table(layer_id{layer}, part::whole);
+      block_table table;
+      REQUIRE(r.kv.table(t, part::whole, table) == status::ok);
       lane_id const lane = lane_of(r.row, 0, 1);
       REQUIRE(table.counts[to_index(lane)] == 6);
       auto const* const open = table.block(lane, 5) + row_offset(table.layout.key(), 1, place);

@@ -260,7 +260,7 @@ class synthetic_engine {
 
   [[nodiscard]] new_tokens tokens_of(pulseinfer::row_list rows) const
   {
-    return {.rows = rows, .info = kv_.table(kv_.first_layer(), pulseinfer::part::whole).info, .most = per_row_};
+    return {.rows = rows, .info = kv_.books().info(), .most = per_row_};
   }
 
   /// Calls f(token place, position, row) for each token of the rows, here and now.

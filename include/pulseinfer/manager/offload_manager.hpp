@@ -119,6 +119,8 @@ class offload_manager {
  public:
   using stream_ref = typename B::stream_ref;
   static constexpr bool hits_first = LayerScheduler::hits_first;
+  /// The lists that the parts of this composition's visits have.
+  static constexpr recall_lists default_lists = hits_first ? recall_lists::hits_then_landed : recall_lists::whole;
 
   /// @throws configuration_error with the numbers that do not fit; resource_error where memory or handles are lacking
   offload_manager(
@@ -570,17 +572,21 @@ class offload_manager {
   }
 
   /// Selects for these rows at `layer`, resolves, and starts the copies of what is missing.
-  /// @param queries [tokens, query_heads, head_dim]
+  /// @param queries [tokens, query_heads, head_dim]   @param given the recall's ticket
+  /// @param lists which tables `table(given, part)` can give: those that the scheduler's visits have, unless asked otherwise
   /// @status out_of_range, invalid_argument: queries that the geometry does not have; invalid_state: a row outside a step, or named twice;
   ///         busy: every place of the ring is in use
-  /// @stream the selection is enqueued on `stream`, copies on the manager's own
+  /// @stream the selection is enqueued on `stream`, copies on the manager's own. `stream` is the compute stream, or one that
+  ///         waits for an event behind `append`; what the compute stream is given next for these rows comes behind `stream`
   template <host_tensor Queries>
-  status begin_recall(layer_id layer, row_list rows, Queries const& queries, stream_ref stream, ticket& given) noexcept
+  status begin_recall(
+    layer_id layer, row_list rows, Queries const& queries, stream_ref stream, ticket& given,
+    recall_lists lists = default_lists) noexcept
   {
     tensor_view const view = tensor_traits<Queries>::view(queries);
     if (!has_layer(layer)) { return status::out_of_range; }
     if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
-    return start_recall(layer, rows, view, stream, given);
+    return start_recall(layer, rows, view, stream, given, lists);
   }
 
   /// Which of the ticket's rows have all their blocks; none of them where the ticket is stale.
@@ -633,8 +639,25 @@ class offload_manager {
   /// @status stale_ticket   @thread_safety any thread, at any time
   status abort(ticket t) noexcept { return recalls_.abort(t); }
 
-  /// The lists of a layer's rows for attention.
-  [[nodiscard]] block_table table(layer_id layer, part which) const noexcept { return keeper_.table(layer, which); }
+  /// The table of a ticket's rows for attention: `part::whole`, behind `wait_on`, where its recall lists everything together;
+  /// else `part::hits` at once and `part::landed` behind `wait_on`, to be merged. Valid until the rows' next recall.
+  /// @param lists what attention reads; on any status but ok a table without lists
+  /// @status stale_ticket; invalid_argument: a part that the recall has no list of, see `begin_recall`
+  status table(ticket t, part which, block_table& lists) noexcept
+  {
+    lists = {};
+    recall<B> const* const r = recalls_.find(t);
+    if (r == nullptr) { return status::stale_ticket; }
+    if (!has_part(r->lists, which)) { return status::invalid_argument; }
+    lists = keeper_.table(r->layer, which);
+    // Where no row selected, the lists of what landed are those of another layer.
+    if (which == part::landed && r->row_count == 0) {
+      lists.slots = keeper_.books().no_slots();
+      lists.counts = keeper_.books().no_counts();
+      lists.stride = 1;
+    }
+    return status::ok;
+  }
 
   // -- looking in
 
@@ -1152,7 +1175,8 @@ class offload_manager {
     }
     if (kept.count == 0) { return status::ok; }
     ticket given;
-    if (status const started = start_recall(layer, kept, queries, compute_, given); started != status::ok) {
+    if (status const started = start_recall(layer, kept, queries, compute_, given, default_lists);
+        started != status::ok) {
       return started;
     }
     queue_.stand(layer, kept, given.index, [&](row_id row) { return !travels(row, layer); });
@@ -1217,7 +1241,8 @@ class offload_manager {
     return request;
   }
 
-  status start_recall(layer_id layer, row_list rows, tensor_view queries, stream_ref stream, ticket& given) noexcept
+  status start_recall(
+    layer_id layer, row_list rows, tensor_view queries, stream_ref stream, ticket& given, recall_lists lists) noexcept
   {
     layer_group const group = geometry_.group_of(layer);
     row_list const choosing =
@@ -1226,6 +1251,7 @@ class offload_manager {
     if (status const got = recalls_.take(given); got != status::ok) { return got; }
     recall<B>& r = recalls_.at(given.index);
     r.layer = layer;
+    r.lists = lists;
     r.passed = rows.count;
     if (choosing.count == 0) { return status::ok; }
     if (group.kind == layer_kind::windowed) {
@@ -1239,7 +1265,7 @@ class offload_manager {
           .sink_tokens = group.sink_tokens,
           .block_tokens = geometry_.block_tokens,
           .head_groups = geometry_.head_groups});
-      return listed == status::ok ? recalls_.resolve(layer, choosing, stream, hits_first) : listed;
+      return listed == status::ok ? recalls_.resolve(layer, choosing, stream, lists) : listed;
     }
     r.row_count = choosing.count;
     for (std::uint32_t i = 0; i < choosing.count; ++i) { recalls_.number_row(r, i, choosing[i]); }
@@ -1247,7 +1273,7 @@ class offload_manager {
       if (rows[place] == choosing[i]) { r.places[i++] = place; }
     }
     status const selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
-    r.code = selected == status::ok ? recalls_.bring(r, stream, hits_first) : selected;
+    r.code = selected == status::ok ? recalls_.bring(r, stream) : selected;
     return r.code;
   }
 

@@ -21,6 +21,7 @@
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 #include <pulseinfer/view/row_list.hpp>
+#include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
 #include <algorithm>
@@ -113,11 +114,11 @@ class recall_driver {
   /// Number of the row's last recall.
   [[nodiscard]] std::uint32_t number_of(row_id row) const noexcept { return numbers_[to_index(row)]; }
 
-  /// Resolves what has been selected for the recall's rows, plans, and starts the copies.
-  status bring(recall<B>& r, stream_ref stream, bool list_hits_only) noexcept
+  /// Resolves what has been selected for the recall's rows into the recall's lists, plans, and starts the copies.
+  status bring(recall<B>& r, stream_ref stream) noexcept
   {
     row_list const rows{.ids = r.rows, .count = r.row_count};
-    status const resolved = resolve(r.layer, rows, stream, list_hits_only);
+    status const resolved = resolve(r.layer, rows, stream, r.lists);
     return resolved == status::ok ? start(r, stream) : resolved;
   }
 
@@ -185,7 +186,7 @@ class recall_driver {
   void forgive_background(row_id row, layer_id layer) noexcept { background_missed(row, layer) = 0; }
 
   /// Enqueues the resolving of the rows' selections: tables, hits and misses, and the slots that misses will fill.
-  status resolve(layer_id layer, row_list rows, stream_ref stream, bool list_hits_only) noexcept
+  status resolve(layer_id layer, row_list rows, stream_ref stream, recall_lists lists) noexcept
   {
     return backend_->launch(
       stream,
@@ -200,7 +201,7 @@ class recall_driver {
         .step = keeper_->books().step(),
         .layer = layer,
         .head_groups = head_groups_,
-        .list_hits_only = list_hits_only,
+        .list_hits_only = lists == recall_lists::hits_then_landed,
         .policy = policy_});
   }
 

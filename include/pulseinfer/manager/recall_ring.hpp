@@ -9,6 +9,7 @@
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 #include <pulseinfer/view/row_list.hpp>
+#include <pulseinfer/view/table.hpp>
 #include <pulseinfer/view/ticket.hpp>
 
 #include <atomic>
@@ -38,6 +39,7 @@ struct recall {
   recall_priority priority = recall_priority::demand;
   status code = status::ok;
   layer_id layer = none<layer_id>;
+  recall_lists lists = recall_lists::whole;
   std::uint32_t row_count = 0;
   std::uint32_t passed = 0;            ///< rows that the recall was asked for, those in no plan included
   std::uint32_t* places = nullptr;     // [max_rows], pinned: place of each planned row among them
@@ -114,6 +116,7 @@ class recall_ring {
           r.planned = r.issued = r.ordered = r.failing = r.over = false;
           r.priority = recall_priority::demand;
           r.code = status::ok;
+          r.lists = recall_lists::whole;
           r.row_count = 0;
           r.passed = 0;
           ++r.generation;

@@ -495,7 +495,7 @@ class visit_queue {
     state.recall = again.index;
     ++r.users;
     state.attended_hits = false;
-    r.code = recalls_->bring(r, compute_, false);
+    r.code = recalls_->bring(r, compute_);
     return r.code == status::ok;
   }
 

@@ -48,9 +48,9 @@ class device_books {
       lane_layer_counts_{words(backend, lane_layers() * 2)},
       selected_{words(backend, sizes.lanes() * sizes.max_selected)},
       previous_{words(backend, lane_layers() * previous_words())},
-      landed_{words(backend, sizes.lanes() * sizes.max_selected)},
+      landed_{words(backend, sizes.lanes() * (sizes.max_selected + 1ULL))},
       entries_{words(backend, sizes.lanes() * sizes.max_selected * sizeof(recall_entry) / 4)},
-      lane_counts_{words(backend, sizes.lanes() * 7)},
+      lane_counts_{words(backend, sizes.lanes() * 8)},
       expected_{words(backend, sizes.lanes() * sizes.max_selected)},
       spare_{backend, memory_space::pinned, lane_layers() * sizes.ring * sizeof(slot_id)},
       kept_{backend, memory_space::pinned, lane_layers() * sizes.max_selected * sizeof(block_id)}
@@ -141,6 +141,13 @@ class device_books {
       .max_selected = sizes_.max_selected};
   }
 
+  /// An empty list of each lane: [lanes] ids that are none, and counts that are 0.
+  [[nodiscard]] slot_id const* no_slots() const noexcept
+  {
+    return landed_.template as<slot_id>() + sizes_.lanes() * sizes_.max_selected;
+  }
+  [[nodiscard]] std::uint32_t const* no_counts() const noexcept { return lane_count(7); }
+
   [[nodiscard]] lane_plan_ref plan() const noexcept
   {
     return {
@@ -182,9 +189,9 @@ class device_books {
   slab<B> lane_layer_counts_;  // [2, layers, lanes] lease counts, table counts
   slab<B> selected_;           // [lanes, max_selected]
   slab<B> previous_;           // [layers, lanes, previous_words]
-  slab<B> landed_;             // [lanes, max_selected]
+  slab<B> landed_;             // [lanes, max_selected], and [lanes] that stay none
   slab<B> entries_;            // [lanes, max_selected]
-  slab<B> lane_counts_;        // [7, lanes] selected, landed, misses, hits, flying, stalled, expected
+  slab<B> lane_counts_;        // [8, lanes] selected, landed, misses, hits, flying, stalled, expected, zeros
   slab<B> expected_;           // [lanes, max_selected]
   slab<B> spare_;              // [layers, lanes, ring]
   slab<B> kept_;               // [layers, lanes, max_selected]

@@ -27,6 +27,16 @@ enum class part : std::uint8_t { whole, hits, landed };
   return "unknown";
 }
 
+/// Which lists a recall makes for attention: one of everything that it selects, or one of what was resident and one of what
+/// it brings.
+enum class recall_lists : std::uint8_t { whole, hits_then_landed };
+
+/// Whether a part is among the lists that were made.
+[[nodiscard]] constexpr bool has_part(recall_lists made, part which)
+{
+  return (made == recall_lists::whole) == (which == part::whole);
+}
+
 /// Dense table of slots with lengths: lane r * head_groups + g reads slots[lane * stride + i], i < counts[lane], blocks by
 /// ascending id, the open block last. Device memory; valid until the row's next `enter`.
 struct block_table {

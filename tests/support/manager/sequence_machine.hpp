@@ -723,18 +723,17 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
            {row_list{.ids = rows.ids, .count = cut}, row_list{.ids = rows.ids + cut, .count = rows.count - cut}}) {
         if (part_of.count == 0) { continue; }
         ticket given;
-        require(kv_.begin_recall(layer, part_of, engine_.query_view(), stream_, given), "begin_recall");
-        visit v{
-          .layer = layer,
-          .rows = part_of,
-          .table = kv_.table(layer, part::hits),
-          .part = part::hits,
-          .last = l + 1 == layers};
-        if constexpr (manager_type::hits_first) { look(v); }
+        recall_lists const lists = one_in(2) ? recall_lists::whole : recall_lists::hits_then_landed;
+        require(kv_.begin_recall(layer, part_of, engine_.query_view(), stream_, given, lists), "begin_recall");
+        visit v{.layer = layer, .rows = part_of, .part = part::hits, .last = l + 1 == layers};
+        if (lists == recall_lists::hits_then_landed) {
+          require(kv_.table(given, v.part, v.table), "table");
+          look(v);
+        }
         if (one_in(8)) { run_some(); }
         require(kv_.wait_on(given, stream_), "wait_on");
-        v.part = manager_type::hits_first ? part::landed : part::whole;
-        v.table = kv_.table(layer, v.part);
+        v.part = lists == recall_lists::hits_then_landed ? part::landed : part::whole;
+        require(kv_.table(given, v.part, v.table), "table");
         look(v);
         if (one_in(4)) {
           require(backend_.synchronize(stream_), "synchronize");
