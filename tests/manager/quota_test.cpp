@@ -101,6 +101,7 @@ TEST_SUITE("manager")
     CHECK(r.kv.open({.prompt_tokens = 24, .max_tokens = 80}, third) == admission::queued);
     CHECK(is_none(third));
     std::string const text = r.kv.explain_refusal({.prompt_tokens = 24, .max_tokens = 80});
+    CHECK(text.starts_with("lacks slots: "));
     CHECK(text.find("50 slots (0 of 100 free)") != std::string::npos);
     CHECK(r.kv.open({.prompt_tokens = 60, .max_tokens = 80}, third) == admission::rejected);
     REQUIRE(r.kv.close(a) == status::ok);

@@ -101,9 +101,10 @@ TEST_SUITE("manager")
     // 17 blocks will never be had: that is said at once.
     row_id row{};
     CHECK(r.kv.open({.prompt_tokens = 4, .max_tokens = 34}, row) == admission::rejected);
-    CHECK(
-      r.kv.explain_refusal({.prompt_tokens = 4, .max_tokens = 34}).find("17 host blocks (16 of 16 free)") !=
-      std::string::npos);
+    std::string const text = r.kv.explain_refusal({.prompt_tokens = 4, .max_tokens = 34});
+    CHECK(text.starts_with("can never have its host blocks: it needs "));
+    CAPTURE(text);
+    CHECK(text.find("17 host blocks (16 of 16 free)") != std::string::npos);
     sequence_options const requests[2] = {
       {.prompt_tokens = 14, .max_tokens = 24}, {.prompt_tokens = 9, .max_tokens = 18}};
     row_id rows[2] = {none<row_id>, none<row_id>};

@@ -45,7 +45,9 @@ TEST_SUITE("manager")
       CHECK(
         text_of(geometry, options, 7) ==
         "invalid_argument: hot cache has " + std::to_string(quota) +
-          " slots, one step can pin 8: a selection of 7 blocks, 1 that drafts may open and 0 being written back");
+          " slots, one step can pin 8: a selection of 7 blocks, 1 that drafts may open and 0 being written back; "
+          "quota_tokens is " +
+          std::to_string(quota) + " and must be at least 8");
     }
     for (std::uint32_t const quota : {8U, 9U}) {
       options.quota_tokens = quota;

@@ -213,11 +213,16 @@ TEST_SUITE("manager")
       CHECK(is_none(row));
       CHECK(r.kv.explain_refusal(request).find("built for 1 to 200") != std::string::npos);
     }
+    CHECK(r.kv.explain_refusal({}) == "asks for nothing: max_tokens is 0; the manager is built for 1 to 200");
+    CHECK(r.kv.explain_refusal({0, 201}).starts_with("is too long: max_tokens is 201;"));
+    CHECK(r.kv.explain_refusal({50, 49}).starts_with("has 50 prompt_tokens, which are more than its max_tokens, 49;"));
+    CHECK(r.kv.explain_refusal({4, 20}).starts_with("lacks nothing: it needs a row (0 of 6 run)"));
     std::vector<row_id> rows;
     for (std::uint32_t i = 0; i < mixed_batch::rows; ++i) { rows.push_back(r.open(i, 4, 20)); }
     row_id row{};
     CHECK(r.kv.open({.prompt_tokens = 4, .max_tokens = 20}, row) == admission::queued);
-    CHECK(r.kv.explain_refusal({.prompt_tokens = 4, .max_tokens = 20}).find("6 of 6 run") != std::string::npos);
+    CHECK(r.kv.explain_refusal({.prompt_tokens = 4, .max_tokens = 20})
+            .starts_with("lacks a row: it needs a row (6 of 6 run)"));
     r.close_all();
   }
 

@@ -174,8 +174,9 @@ class offload_manager {
 
   // -- sequences, between steps
 
-  /// Asks for a place for a request. `queued`: ask again when something has ended; `rejected`: it can never fit, and
-  /// `explain_refusal` says why. On `admitted`, `row` is its place, and all that it may need is kept back for it.
+  /// Asks for a place for a request. `queued`: ask again before each step, since room comes back when a sequence ends and
+  /// when a prompt is in; `rejected`: it can never fit, and `explain_refusal` says why. On `admitted`, `row` is its place, and
+  /// all that it may need is kept back for it.
   [[nodiscard]] admission open(sequence_options const& request, row_id& row) noexcept
   {
     row = none<row_id>;
@@ -190,15 +191,18 @@ class offload_manager {
     return admission::admitted;
   }
 
-  /// The numbers that keep a request out now.
+  /// What keeps a request out now: what is lacking first, and all the numbers.
   [[nodiscard]] std::string explain_refusal(sequence_options const& request) const
   {
     auto const number = [](std::uint64_t value) { return std::to_string(value); };
-    if (
-      request.max_tokens == 0 || request.max_tokens > options_.max_tokens ||
-      request.prompt_tokens > request.max_tokens) {
-      return "a request of " + number(request.prompt_tokens) + " prompt tokens and " + number(request.max_tokens) +
-        " in all; the manager is built for 1 to " + number(options_.max_tokens);
+    std::string const built_for = "; the manager is built for 1 to " + number(options_.max_tokens);
+    if (request.max_tokens == 0) { return "asks for nothing: max_tokens is 0" + built_for; }
+    if (request.max_tokens > options_.max_tokens) {
+      return "is too long: max_tokens is " + number(request.max_tokens) + built_for;
+    }
+    if (request.prompt_tokens > request.max_tokens) {
+      return "has " + number(request.prompt_tokens) + " prompt_tokens, which are more than its max_tokens, " +
+        number(request.max_tokens) + built_for;
     }
     if (request.stream_prompt && !streams_.enabled()) {
       return "streams its prompt; the manager is built with stream_tokens 0";
@@ -212,12 +216,21 @@ class offload_manager {
     }
     demand const wanted = keeper_.demand_of(request.prompt_tokens, request.max_tokens, slots_of(request));
     capacity const free = keeper_.capacity_now(running_rows());
-    return "needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) + " run), " +
-      number(std::max(wanted.slots_prefill, wanted.slots_decode)) + " slots (" + number(free.slots_free) + " of " +
-      number(free.slots_total) + " free), " + number(wanted.host_blocks) + " host blocks (" +
-      number(free.host_blocks_free) + " of " + number(free.host_blocks_total) + " free) and " +
-      number(wanted.digest_extents) + " digest extents (" + number(free.digest_extents_free) + " of " +
-      number(free.digest_extents_total) + " free)";
+    std::uint64_t const slots = std::max(wanted.slots_prefill, wanted.slots_decode);
+    bool const slots_fit = keeper_.slots_fit(request.prompt_tokens, request.max_tokens, slots_of(request));
+    char const* const lacking = slots > free.slots_total  ? "can never have its slots"
+      : wanted.host_blocks > free.host_blocks_total       ? "can never have its host blocks"
+      : wanted.digest_extents > free.digest_extents_total ? "can never have its digest extents"
+      : free.rows_running >= free.rows_total              ? "lacks a row"
+      : slots > free.slots_free || !slots_fit             ? "lacks slots"
+      : wanted.host_blocks > free.host_blocks_free        ? "lacks host blocks"
+      : wanted.digest_extents > free.digest_extents_free  ? "lacks digest extents"
+                                                          : "lacks nothing";
+    return std::string{lacking} + ": it needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) +
+      " run), " + number(slots) + " slots (" + number(free.slots_free) + " of " + number(free.slots_total) +
+      " free), " + number(wanted.host_blocks) + " host blocks (" + number(free.host_blocks_free) + " of " +
+      number(free.host_blocks_total) + " free) and " + number(wanted.digest_extents) + " digest extents (" +
+      number(free.digest_extents_free) + " of " + number(free.digest_extents_total) + " free)";
   }
 
   /// Ends a row's sequence. Where copies of its blocks still fly, the row is given back once they are complete: at the next

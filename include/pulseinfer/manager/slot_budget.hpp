@@ -142,7 +142,8 @@ template <class BudgetOf>
     throw configuration_error{
       "hot cache has " + number(budget.quota) + " slots, one step can pin " + number(floor) + ": a selection of " +
       number(budget.budget_blocks) + " blocks, " + number(budget.open_blocks - 1) + " that drafts may open and " +
-      number(options.write_back_depth) + " being written back"};
+      number(options.write_back_depth) + " being written back; quota_tokens is " + number(options.quota_tokens) +
+      " and must be at least " + number(std::uint64_t{floor} * geometry.block_tokens)};
   }
   budget.lease = budget.has_selected_layers ? budget.quota - budget.ring : 0;
   return budget;
