@@ -160,6 +160,7 @@ void take_prompts(char const* label, decoder& to, std::span<row_text const> rows
 
 struct result {
   comparison sparse, window;
+  stopwatch dense_prefill, sparse_prefill;
   stopwatch dense_watch, sparse_watch, window_watch;
   pulseinfer::counters counters;
   pulseinfer::memory_use memory;
@@ -273,9 +274,18 @@ nlohmann::ordered_json figures(run_options const& options, subject const& what, 
   auto const tokens = static_cast<double>(found.sparse.steps());
   return {
     {"model", what.weights.name},
+    {"batch", options.batch},
+    {"seed", options.seed},
     {"context_tokens", options.context_tokens},
     {"budget_tokens", options.offload.budget_tokens},
     {"slots_tokens", options.offload.slots_tokens},
+    {"block_tokens", options.offload.block_tokens},
+    {"sink_tokens", options.offload.sink_tokens},
+    {"hysteresis", options.offload.hysteresis},
+    {"dense_layers", options.offload.dense_layers},
+    {"selector", name_of(options.offload.selector)},
+    {"transfer", name_of(options.offload.transfer)},
+    {"scheduler", name_of(options.offload.scheduler)},
     {"decode_tokens", options.decode_tokens},
     {"perplexity_dense", found.sparse.perplexity_reference()},
     {"perplexity_sparse", found.sparse.perplexity_candidate()},
@@ -288,6 +298,8 @@ nlohmann::ordered_json figures(run_options const& options, subject const& what, 
     {"device_bytes_dense", found.dense_bytes},
     {"device_bytes_sparse", found.sparse_bytes},
     {"device_bytes_peak", found.peak_bytes},
+    {"prefill_seconds_dense", found.dense_prefill.seconds()},
+    {"prefill_seconds_sparse", found.sparse_prefill.seconds()},
     {"tokens_per_second_dense", found.dense_watch.per_second(tokens)},
     {"tokens_per_second_sparse", found.sparse_watch.per_second(tokens)}};
 }
@@ -337,7 +349,9 @@ void run(run_options options)
   window.copy_prompts_from(dense);
   window.read_only(sink_blocks, blocks - sink_blocks);
 
-  result const found = follow_text(what, dense, *sparse, window);
+  result found = follow_text(what, dense, *sparse, window);
+  found.dense_prefill = dense_prefill;
+  found.sparse_prefill = sparse_prefill;
   if (timeline_file) {
     timeline_file->write([&](std::ostream& out) { sparse->write_timeline(out); });
   }

@@ -21,6 +21,30 @@ enum class selector_choice : std::uint8_t { soft_vote, designated_head };
 enum class transfer_choice : std::uint8_t { gather_scatter, fragment_copy, batch_copy };
 enum class scheduler_choice : std::uint8_t { lockstep, lockstep_hits_first, interruptible };
 
+/// The word for a choice, on the command line and in what is written.
+[[nodiscard]] constexpr char const* name_of(selector_choice choice)
+{
+  return choice == selector_choice::soft_vote ? "soft_vote" : "designated_head";
+}
+[[nodiscard]] constexpr char const* name_of(transfer_choice choice)
+{
+  switch (choice) {
+    case transfer_choice::fragment_copy: return "fragment_copy";
+    case transfer_choice::batch_copy: return "batch_copy";
+    case transfer_choice::gather_scatter: break;
+  }
+  return "gather_scatter";
+}
+[[nodiscard]] constexpr char const* name_of(scheduler_choice choice)
+{
+  switch (choice) {
+    case scheduler_choice::lockstep: return "lockstep";
+    case scheduler_choice::lockstep_hits_first: return "lockstep_hits_first";
+    case scheduler_choice::interruptible: break;
+  }
+  return "interruptible";
+}
+
 struct offload_options {
   selector_choice selector = selector_choice::soft_vote;
   transfer_choice transfer = transfer_choice::gather_scatter;

@@ -1,6 +1,8 @@
 #include "run_options.hpp"
 
 #include "command_line.hpp"
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/selector/solo_head_selector.hpp>
 
 #include <CLI/CLI.hpp>
 
@@ -9,7 +11,6 @@
 #include <sstream>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 namespace decode_text {
@@ -44,23 +45,35 @@ bool same_file(std::string const& left, std::string const& right)
 // An option that is one of some words; the first is the default.
 template <class Choice>
 void add_choice(
-  CLI::App& app, std::string const& name, Choice& choice, std::string const& help,
-  std::vector<std::pair<std::string, Choice>> const& words)
+  CLI::App& app, std::string const& name, Choice& choice, std::string const& help, std::vector<Choice> const& choices)
 {
   std::vector<std::string> names;
-  for (auto const& word : words) names.push_back(word.first);
+  for (Choice const one : choices) names.emplace_back(name_of(one));
   app
     .add_option_function<std::string>(
       name,
-      [&choice, words](std::string const& given) {
-        for (auto const& [word, meaning] : words) {
-          if (word == given) choice = meaning;
+      [&choice, choices](std::string const& given) {
+        for (Choice const one : choices) {
+          if (name_of(one) == given) choice = one;
         }
       },
       help)
     ->check(CLI::IsMember(names))
     ->default_str(names.front());
-  choice = words.front().second;
+  choice = choices.front();
+}
+
+// Why no selector can be made of these numbers; nothing where one can. The model need not be read for that.
+std::string wrong_budget(offload_options const& offload)
+{
+  pulseinfer::solo_head_selector<> const selector{
+    .budget_tokens = offload.budget_tokens, .sink_tokens = offload.sink_tokens, .recent_tokens = offload.recent_tokens};
+  try {
+    static_cast<void>(selector.resolve(pulseinfer::layer_id{0}, offload.block_tokens));
+  } catch (pulseinfer::configuration_error const& problem) {
+    return problem.what();
+  }
+  return {};
 }
 
 }  // namespace
@@ -107,7 +120,8 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   app.add_option(
     "--recent", offload.recent_tokens, "last tokens, always read (default: an eighth of the budget, at least 128)");
   app.add_option("--hysteresis", offload.hysteresis, "nats by which blocks of the last selection are favoured")
-    ->capture_default_str();
+    ->capture_default_str()
+    ->check(CLI::Range(0.0F, 80.0F));
   std::string dense_layers;
   app
     .add_option(
@@ -119,7 +133,7 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     });
   add_choice(
     app, "--selector", offload.selector, "how blocks are chosen: by all heads together, or by one for all",
-    {{"soft_vote", selector_choice::soft_vote}, {"designated_head", selector_choice::designated_head}});
+    {selector_choice::soft_vote, selector_choice::designated_head});
   offload.designated_heads = {0};
   app
     .add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")
@@ -128,21 +142,22 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   add_choice(
     app, "--transfer", offload.transfer,
     "how blocks move: all in one operation; or, planned on the host, with many copies or all fragments in one",
-    {{"gather_scatter", transfer_choice::gather_scatter},
-     {"fragment_copy", transfer_choice::fragment_copy},
-     {"batch_copy", transfer_choice::batch_copy}});
+    {transfer_choice::gather_scatter, transfer_choice::fragment_copy, transfer_choice::batch_copy});
   add_choice(
     app, "--scheduler", offload.scheduler,
     "who runs while blocks travel: other rows; or all rows wait, without or with their hits attended first",
-    {{"interruptible", scheduler_choice::interruptible},
-     {"lockstep", scheduler_choice::lockstep},
-     {"lockstep_hits_first", scheduler_choice::lockstep_hits_first}});
+    {scheduler_choice::interruptible, scheduler_choice::lockstep, scheduler_choice::lockstep_hits_first});
   app.add_option("--chunk", offload.chunk, "tokens of a prompt that run together")
     ->capture_default_str()
     ->check(CLI::Range(1U, 4096U));
 
   if (std::optional<int> const ended = read_command_line(app, argc, argv)) {
     exit_code = *ended;
+    return std::nullopt;
+  }
+  if (std::string const wrong = wrong_budget(offload); !wrong.empty()) {
+    app.exit(CLI::ValidationError{"--budget, --sink, --recent, --block", wrong});
+    exit_code = exit_usage;
     return std::nullopt;
   }
   if (slots->count() == 0) offload.slots_tokens = offload.budget_tokens + offload.budget_tokens / 4;

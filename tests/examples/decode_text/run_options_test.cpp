@@ -45,6 +45,13 @@ TEST_CASE("help ends with 0, each kind of wrong command line with 2")
   CHECK(code_of({"--budget"}) == 2);
   CHECK(code_of({"--budget", "many"}) == 2);
   CHECK(code_of({"--budget", "-1"}) == 2);
+  CHECK(code_of({"--budget", "0"}) == 2);
+  CHECK(code_of({"--budget", "32"}) == 2);  // 2 blocks: none is left beside sink, recent and open ones
+  CHECK(code_of({"--budget", "512", "--sink", "512"}) == 2);
+  CHECK(code_of({"--budget", "512", "--recent", "512"}) == 2);
+  CHECK(code_of({"--budget", "512", "--block", "513"}) == 2);
+  CHECK(code_of({"--hysteresis", "-0.5"}) == 2);
+  CHECK(code_of({"--hysteresis", "81"}) == 2);
   CHECK(code_of({"--context", "1"}) == 2);
   CHECK(code_of({"--transfer", "carrier_pigeon"}) == 2);
   CHECK(code_of({"--dense-layers", "7,x"}) == 2);
