@@ -59,7 +59,8 @@ struct interruptible_scheduler {
   struct row_memory {
     nanoseconds entered{-1};  ///< what was predicted is for this entry of a layer
     double lands = 0.0;
-    double work = 0.0;  ///< what had been enqueued on the device up to the row's plan
+    double work = 0.0;    ///< what had been enqueued on the device up to the row's plan
+    double weight = 1.0;  ///< its bytes in earlier layers, over those of its layer's mean row
   };
 
   std::array<row_memory, most_rows> memory_ = {};
@@ -186,11 +187,21 @@ struct interruptible_scheduler {
 
   void learn(std::span<scheduler_row const> rows, std::uint32_t fresh) noexcept
   {
-    double bytes = 0.0;
-    for (std::uint32_t i = 0; i < fresh; ++i) { bytes += static_cast<double>(rows[fresh_[i]].bytes); }
-    double const time = bytes * 1e9 / profile.link_bytes_per_second / fresh;
+    double bytes = 0.0, weights = 0.0;
+    for (std::uint32_t i = 0; i < fresh; ++i) {
+      bytes += static_cast<double>(rows[fresh_[i]].bytes);
+      weights += memory_[to_index(rows[fresh_[i]].row)].weight;
+    }
+    double const time = bytes * 1e9 / profile.link_bytes_per_second / weights;
     double& known = row_time_[to_index(rows[fresh_[0]].layer)];
     known = known == 0.0 ? time : known + (time - known) * 0.25;
+    if (fresh < 2 || bytes == 0.0) { return; }
+    // Rows of a part are held against one another: what they bring together is what they were expected to.
+    for (std::uint32_t i = 0; i < fresh; ++i) {
+      double& weight = memory_[to_index(rows[fresh_[i]].row)].weight;
+      double const seen = static_cast<double>(rows[fresh_[i]].bytes) / bytes * weights;
+      weight += (std::clamp(seen, 0.05, 4.0) - weight) * weight_gain;
+    }
   }
 
   /// Counting sort of fresh_ by misses; rows with more than the last bucket's keep their order in it.
@@ -210,6 +221,7 @@ struct interruptible_scheduler {
   struct group {
     double lands = 0.0;  ///< the last of them
     double rows = 0.0;
+    double weight = 0.0;  ///< rows, by what they bring
     std::uint32_t layer = 0;
   };
 
@@ -231,6 +243,7 @@ struct interruptible_scheduler {
       group* into = &groups.back();
       for (group& other : groups) { into = other.layer == g.layer ? &other : into; }
       into->rows += g.rows;
+      into->weight += g.weight;
       into->lands = std::max(into->lands, g.lands);
     }
   };
@@ -274,7 +287,7 @@ struct interruptible_scheduler {
     return carry_out(rows, choice, whole, time, chosen);
   }
 
-  /// When all rows will be through the layers ahead, if this part goes next. Two distances are looked at: what a choice gains at
+  /// When all rows will be through the layers ahead, if this part goes next. Several distances are looked at: what a choice gains at
   /// once, and what it leads to.
   [[nodiscard]] double worth(outlook const& seen, group const& part, bool whole, std::uint32_t highest) const noexcept
   {
@@ -346,6 +359,7 @@ struct interruptible_scheduler {
       group& g = found[layer][part];
       g.layer = static_cast<std::uint32_t>(to_index(row.layer));
       g.rows += 1.0;
+      g.weight += memory_[to_index(row.row)].weight;
       g.lands = std::max(g.lands, lands(row));
     }
     for (auto const& layer : found) {
@@ -359,12 +373,13 @@ struct interruptible_scheduler {
   /// The rows of a layer that have landed by `landed` make a pass of it that begins at `begin`.
   void pass(outlook& o, std::uint32_t layer, double begin, double landed, std::uint32_t end) const noexcept
   {
-    double rows = 0.0;
+    double rows = 0.0, weight = 0.0;
     std::uint32_t kept = 0;
     for (std::uint32_t i = 0; i < o.count; ++i) {
       group const g = o.groups[i];
       if (g.layer == layer && g.lands <= landed) {
         rows += g.rows;
+        weight += g.weight;
       } else {
         o.groups[kept++] = g;
       }
@@ -378,14 +393,22 @@ struct interruptible_scheduler {
       return;
     }
     o.free += hits_of(rows);
-    double const travel = row_time_[layer + 1] * rows;
+    double const travel = row_time_[layer + 1] * weight;
     double const first = std::max(through, o.link_free) + static_cast<double>(profile.per_recall.count());
     o.link_free = first + travel;
     if (travel > per_pass() && o.count + 2 < most_groups) {
-      o.add({.lands = first + travel * early_bytes, .rows = rows * early_rows, .layer = layer + 1});
-      o.add({.lands = first + travel, .rows = rows * (1.0 - early_rows), .layer = layer + 1});
+      o.add(
+        {.lands = first + travel * early_bytes,
+         .rows = rows * early_rows,
+         .weight = weight * early_bytes,
+         .layer = layer + 1});
+      o.add(
+        {.lands = first + travel,
+         .rows = rows * (1.0 - early_rows),
+         .weight = weight * (1.0 - early_bytes),
+         .layer = layer + 1});
     } else {
-      o.add({.lands = first + travel, .rows = rows, .layer = layer + 1});
+      o.add({.lands = first + travel, .rows = rows, .weight = weight, .layer = layer + 1});
     }
   }
 
@@ -467,12 +490,13 @@ struct interruptible_scheduler {
     return made;
   }
 
-  static constexpr std::uint32_t look_ahead = 2;  ///< layers beyond the highest at which rows stand
+  static constexpr std::uint32_t look_ahead = 3;  ///< layers beyond the highest at which rows stand
   static constexpr std::uint32_t most_lead = 1;   ///< layers that some rows may be ahead of others
   static constexpr std::size_t parts = 6;         ///< landings of a layer that are told apart
   static constexpr double least_part = 0.35;      ///< of all rows, for a pass that leaves others of its layer behind
   static constexpr double early_rows = 0.6;       ///< rows of a recall that travel first, in expectation,
   static constexpr double early_bytes = 0.35;     ///< and their part of its bytes
+  static constexpr double weight_gain = 0.1;
   static constexpr double commit_ahead =
     30'000.0;  ///< a landing that is further off is not waited for on the stream yet
 };

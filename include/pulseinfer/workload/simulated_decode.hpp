@@ -44,10 +44,10 @@ struct decode_result {
   nanoseconds compute{0};  ///< C: every layer runs once for the whole batch
   nanoseconds link{0};     ///< R: every miss travels, one operation a layer
   nanoseconds chain{0};    ///< D: the longest chain of one request, alone
-  /// A bound for schedulers that take the layers in order: misses are known no earlier than their layer's queries (or as far as
-  /// estimates were fetched while the link was free), and a layer's rows go through it in one pass, which starts when all has
-  /// landed, or in two, which read the weights twice, before any goes through the next. Those that take layers out of order may
-  /// do better.
+  /// About what schedulers reach that take the layers in order: misses are known no earlier than their layer's queries (or as far
+  /// as estimates were fetched while the link was free), and a layer's rows go through it in one pass, which starts when all has
+  /// landed, or in two, which read the weights twice and hide all else. No strict bound: a pass may hide the beginning of another
+  /// layer's recall, which is not counted.
   nanoseconds in_order{0};
   nanoseconds owed{0};  ///< link time of what the last step left for later, less that of what was left before the first
   std::vector<nanoseconds> steps = {};
