@@ -16,13 +16,13 @@
 
 namespace pulseinfer {
 
-/// With a `profile` it predicts: from the misses that rows have posted, when each will have landed; from its own decisions, when the
-/// device will be free; from earlier steps, what the next layers will bring. Whenever the device is about to be free it weighs who
-/// goes next: all rows of a layer once the last of them has landed, or a part that lands earlier. Those left behind need a pass of
-/// their own, which reads the layer's weights once more, but the link goes on meanwhile. For each choice it follows a simple rule
-/// for some layers and takes the one that brings all rows through them soonest. Rows that are ready wait until the device needs
-/// work: more of them have landed by then. Rows merge where they meet; nobody is more than a layer ahead of others for long, and
-/// none is left late.
+/// With a `profile` it predicts: from the misses that rows have posted, when each will have landed; from its own decisions, when
+/// the device will be free; from earlier steps, what the next layers will bring. Whenever the device is about to be free it
+/// weighs who goes next: all rows of a layer once the last of them has landed, or a part that lands earlier. Those left behind
+/// need a pass of their own, which reads the layer's weights once more, but the link goes on meanwhile. For each choice it
+/// follows a simple rule for some layers and takes the one that brings all rows through them soonest. Rows that are ready wait
+/// until the device needs work: more of them have landed by then. Rows merge where they meet; nobody is more than a layer ahead
+/// of others for long, and none is left late.
 ///
 /// Without one it is simple. The lowest layer that has ready rows runs, with all of its ready rows: rows behind the others catch
 /// up as soon as they can, and merge where they meet. Rows that must finish go first. With nothing ready the step sleeps. Where
@@ -287,8 +287,8 @@ struct interruptible_scheduler {
     return carry_out(rows, choice, whole, time, chosen);
   }
 
-  /// When all rows will be through the layers ahead, if this part goes next. Several distances are looked at: what a choice gains at
-  /// once, and what it leads to.
+  /// When all rows will be through the layers ahead, if this part goes next. Several distances are looked at: what a choice
+  /// gains at once, and what it leads to.
   [[nodiscard]] double worth(outlook const& seen, group const& part, bool whole, std::uint32_t highest) const noexcept
   {
     double const delay = static_cast<double>((whole ? profile.resume : profile.wake).count());

@@ -47,8 +47,8 @@ enum class decision_kind : std::uint8_t {
 struct decision {
   decision_kind kind = decision_kind::wait;
   layer_id layer = none<layer_id>;
-  std::uint32_t rows = 0;     ///< chosen rows, written to the caller's array
-  bool enqueue_wait = false;  ///< the rows' recalls may still fly: let the stream wait for them
+  std::uint32_t rows = 0;                  ///< chosen rows, written to the caller's array
+  bool enqueue_wait = false;               ///< the rows' recalls may still fly: let the stream wait for them
   nanoseconds until = nanoseconds::max();  ///< wait: ask again then at the latest, though no recall may be complete
 };
 

@@ -32,12 +32,12 @@ namespace pulseinfer {
 /// itself takes no time unless it says so by advance(), and what options.control charges it. Both memory spaces are host
 /// memory.
 ///
-/// A task starts when its stream comes to it and then holds what it needs: an operation on metadata, or one that finds nothing to
-/// do, nothing; one on data the device; one that moves link bytes or a copy between host and device its direction of the link (model: sim/link_model.hpp,
-/// sim/compute_model.hpp). Device and link serve one holder at a time each, at rates that depend on what the others do
-/// (options.sharing). A task's cost is read when it starts, and what it does to memory happens when it ends. Operations on
-/// metadata always run; operations on data and copies only with `move_data`. Of streams that start at the same time the more
-/// urgent goes first, then the lower index; so the same calls give the same run.
+/// A task starts when its stream comes to it and then holds what it needs: an operation on metadata, or one that finds nothing
+/// to do, nothing; one on data the device; one that moves link bytes or a copy between host and device its direction of the
+/// link (models: sim/link_model.hpp, sim/compute_model.hpp). Device and link serve one holder at a time each, at rates that
+/// depend on what the others do (options.sharing). A task's cost is read when it starts, and what it does to memory happens
+/// when it ends. Operations on metadata always run; operations on data and copies only with `move_data`. Of streams that start
+/// at the same time the more urgent goes first, then the lower index; so the same calls give the same run.
 ///
 /// Events and full queues are as in cpu_backend, but a full queue advances time until there is a place.
 /// @thread_safety none
