@@ -85,9 +85,9 @@ void print(setting const& s, std::vector<capacity_plan> const& plans)
     std::printf(
       "%-17s %9u %10u %10.0f %9.1f %9.2f %10.1f %10.1f  %s", name_of(plan.how), p.rows, p.offloaded,
       p.tokens_per_second, p.step * 1e3, p.recall / p.compute, p.device_bytes / gib, p.host_bytes / gib,
-      at_end                     ? plan.limit.c_str()
-        : s.target_seconds > 0.0 ? "the target"
-                                 : "the link");
+      at_end       ? plan.limit.c_str()
+        : too_slow ? "the target"
+                   : "the link");
     if (base > 0.0 && plan.how != way::resident_dense) { std::printf(" (%.1fx)", p.tokens_per_second / base); }
     std::printf("\n");
   }

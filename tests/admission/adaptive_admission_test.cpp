@@ -40,8 +40,8 @@ struct plant {
 /// Requests wait all the time; none ends. Rows are let in as the policy says.
 class server {
  public:
-  server(plant const& machine, adaptive_admission const& policy, std::uint32_t rows)
-    : machine{machine}, policy{policy}, random_{machine.seed}
+  server(plant const& costs, adaptive_admission const& admits, std::uint32_t rows)
+    : machine{costs}, policy{admits}, random_{costs.seed}
   {
     free_.rows_total = rows;
     free_.host_blocks_free = free_.host_blocks_total = 1U << 30U;

@@ -111,21 +111,23 @@ TEST_CASE("counters print whole numbers and means whatever the stream's flags ar
     "failed transfers  44\n"
     "thrash steps      52\n");
   constexpr std::uint64_t most = ~std::uint64_t{0};
-  counters const large{most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       most,
-                       ~0U,
-                       nanoseconds::max(),
-                       nanoseconds::max()};
+  counters const large{
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    most,
+    ~0U,
+    nanoseconds::max(),
+    nanoseconds::max()};
   std::ostringstream full;
   full << large;
   CHECK(full.str().ends_with("thrash steps      18446744073709551615\n"));

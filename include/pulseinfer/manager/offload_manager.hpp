@@ -165,7 +165,12 @@ class offload_manager {
   /// the memory and the handles are lost then, on purpose, and a line on the standard error stream says so.
   ~offload_manager()
   {
-    status const drained = drain(backend_->now() + options_.wait_limit);
+    nanoseconds const deadline = backend_->now() + options_.wait_limit;
+    status drained = drain(deadline);
+    // A call that was refused says nothing of what is in flight.
+    if (drained != status::ok && drained != status::device_lost && drained != status::drain_timeout) {
+      drained = drain(deadline);
+    }
     if (drained == status::ok || drained == status::device_lost) { return; }
     kept_.begin();
     std::fprintf(
