@@ -7,12 +7,14 @@
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/row_list.hpp>
 #include <pulseinfer/view/selection.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +45,8 @@ struct copy_selections {
   row_list rows = {};
   row_info const* info = nullptr;
   selection_ref selection = {};
-  std::uint32_t* records = nullptr;  // [rows.count * head_groups, head_words + selection.max_selected], mapped
+  std::uint32_t* records = nullptr;  // [rows.count * head_groups, record_words], mapped
+  std::uint32_t record_words = 0;    // head_words and the most blocks of a selection
   layer_id layer = none<layer_id>;
   std::uint32_t head_groups = 1;
 
@@ -54,7 +57,7 @@ struct copy_selections {
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
   [[nodiscard]] operation_cost cost() const
   {
-    return {.device_bytes = shape().items * (head_words + std::uint64_t{selection.max_selected}) * 4};
+    return {.device_bytes = shape().items * std::uint64_t{record_words} * 4};
   }
 
   template <thread_group Group>
@@ -63,7 +66,7 @@ struct copy_selections {
     row_id const row = rows[item / head_groups];
     lane_id const lane = lane_of(row, static_cast<std::uint32_t>(item % head_groups), head_groups);
     std::uint32_t const count = selection.counts[to_index(lane)];
-    std::uint32_t* const record = records + item * (head_words + selection.max_selected);
+    std::uint32_t* const record = records + item * record_words;
     if (group.thread_rank() == 0) {
       record[0] = static_cast<std::uint32_t>(to_index(lane));
       record[1] = static_cast<std::uint32_t>(to_index(layer));
@@ -91,7 +94,9 @@ struct recorded_selector {
       : bound_selector_t<Selector, B>{options.selector.bind(backend, limits)},
         backend_{&backend},
         head_groups_{limits.geometry.head_groups},
-        max_records_{options.max_records}
+        max_records_{options.max_records},
+        width_{copy_selections::head_words + most_selected(limits.geometry)},
+        memory_{backend, memory_space::pinned, std::uint64_t{options.max_records} * width_ * sizeof(std::uint32_t)}
     {}
 
     status select_async(typename B::stream_ref stream, select_request const& request) noexcept
@@ -99,15 +104,6 @@ struct recorded_selector {
       status const selected = bound_selector_t<Selector, B>::select_async(stream, request);
       if (selected != status::ok || !request.remember) { return selected; }
       std::uint32_t const wanted = request.rows.count * head_groups_;
-      if (memory_.bytes() == 0) {
-        // The first selection says how wide lists are.
-        width_ = copy_selections::head_words + request.selection.max_selected;
-        try {
-          memory_ = slab<B>{*backend_, memory_space::pinned, std::uint64_t{max_records_} * width_ * 4};
-        } catch (...) {
-          return status::capacity_exceeded;
-        }
-      }
       if (wanted > max_records_ - used_) {
         dropped_ += wanted;
         return status::ok;
@@ -121,6 +117,7 @@ struct recorded_selector {
           .info = request.info,
           .selection = request.selection,
           .records = records,
+          .record_words = width_,
           .layer = request.layer,
           .head_groups = head_groups_});
     }
@@ -143,10 +140,20 @@ struct recorded_selector {
     void clear() noexcept { used_ = 0; }
 
    private:
+    [[nodiscard]] std::uint32_t most_selected(kv_geometry const& geometry) const noexcept
+    {
+      std::uint32_t most = 0;
+      for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
+        auto const id = static_cast<layer_id>(layer);
+        if (geometry.group_of(id).kind == layer_kind::selected) { most = std::max(most, this->budget_blocks(id)); }
+      }
+      return most;
+    }
+
     B* backend_;
     std::uint32_t head_groups_;
     std::uint32_t max_records_;
-    std::uint32_t width_ = 0;
+    std::uint32_t width_;  // words of a record
     std::uint32_t used_ = 0;
     std::uint64_t dropped_ = 0;
     slab<B> memory_;
