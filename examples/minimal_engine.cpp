@@ -3,7 +3,6 @@
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
-#include <pulseinfer/observe/counters.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
@@ -17,7 +16,6 @@
 using namespace pulseinfer;
 using tensor = std::vector<float>;
 constexpr std::uint32_t head_count = 4, dim = 16, prompt = 300, length = 480;
-
 void check(status s) { s == status::ok ? void() : throw error{s, "a call of the engine"}; }
 
 struct tiny_engine {
@@ -25,7 +23,6 @@ struct tiny_engine {
   cpu_backend::stream_ref stream = backend.create_stream(stream_priority::normal);
   tensor hidden = tensor(head_count * dim), out = hidden, rest = hidden, lse = hidden, rest_lse = hidden;
   std::uint32_t position = 0;
-
   tensor_view view(tensor& t) { return contiguous_tensor(t.data(), dtype::float32, 1, head_count, dim); }
   tensor_view embed()  // a text that comes again after 97 tokens
   {
@@ -36,8 +33,8 @@ struct tiny_engine {
   void attend(block_table const& table, row_list rows)  // enqueues; what has landed is merged into the hits
   {
     bool const landed = table.which == part::landed;
-    tensor &to = landed ? rest : out, &to_lse = landed ? rest_lse : lse;
-    check(backend.launch(stream, paged_attention{table, rows, view(hidden), view(to), to_lse.data()}));
+    tensor &to = landed ? rest : out, &sum = landed ? rest_lse : lse;
+    check(backend.launch(stream, paged_attention{table, rows, view(hidden), view(to), sum.data()}));
     merge_partials const merge{rows, table.info, view(out), lse.data(), view(rest), rest_lse.data()};
     if (landed) { check(backend.launch(stream, merge)); }
   }
@@ -72,29 +69,25 @@ void step_by_visits(kv_manager& kv, tiny_engine& engine, row_id row)
   check(kv.commit(std::vector{commit_row{row}}));  // full blocks go to the host
 }
 // [readme-end]
-
 void step_by_tickets(kv_manager& kv, tiny_engine& engine, row_id row)
 {
   check(kv.begin_step(std::vector{step_row{row}}));
   tensor_view const keys = engine.embed(), values = keys, queries = keys;
+  ticket recall;
+  block_table table;
   for (layer_id const layer : {layer_id{0}, layer_id{1}, layer_id{2}, layer_id{3}}) {
-    ticket recall;
     check(kv.append(layer, kv.rows(), keys, values));
-    check(kv.begin_recall(layer, kv.rows(), queries, engine.stream, recall, recall_lists::hits_then_landed));
-    block_table lists;
-    check(kv.table(recall, part::hits, lists));
-    engine.attend(lists, kv.rows());
+    check(kv.begin_recall(layer, kv.rows(), queries, engine.stream, recall, recall_lists::whole));
     check(kv.wait_on(recall, engine.stream));  // or ask kv.landed(recall), and run others meanwhile
-    check(kv.table(recall, part::landed, lists));
-    engine.attend(lists, kv.rows());
+    check(kv.table(recall, part::whole, table));
+    engine.attend(table, kv.rows());
     engine.feed_forward();
   }
   check(kv.commit(std::vector{commit_row{row}}));
 }
 
-double mean_difference(tensor const& one, tensor const& other)
+double mean_difference(tensor const& one, tensor const& other, double sum = 0.0)
 {
-  double sum = 0.0;
   for (std::size_t i = 0; i < other.size(); ++i) { sum += std::fabs(one[i] - other[i]); }
   return sum / (length * 64);
 }
@@ -106,14 +99,13 @@ tensor run(char const* name, solo_head_selector<> const& selector, auto step, te
   row_id row{};
   check(kv.open({prompt, length}, row) == admission::admitted ? status::ok : status::capacity_exceeded);
   tensor outputs;
-  counters sum;
-  while (engine.position < length) {
+  double recalled = 0.0;
+  for (; engine.position < length; recalled += static_cast<double>(kv.finish_sample().recalled_bytes) / 1024) {
     step(kv, engine, row);
-    sum.add(kv.finish_sample());
     outputs.insert(outputs.end(), engine.hidden.begin(), engine.hidden.end());
   }
-  std::printf("%-20s hit rate %.4f, %4.0f B recalled a step, ", name, sum.hit_rate(), sum.recalled_bytes_per_step());
-  std::printf("%llu KiB of slots, off by %.1e\n", kv.memory().slot_bytes / 1024ULL, mean_difference(outputs, dense));
+  double const slots = static_cast<double>(kv.memory().slot_bytes) / 1024, gap = mean_difference(outputs, dense);
+  std::printf("%-20s %4.0f KiB recalled, %4.0f KiB of slots, off by %.1e\n", name, recalled, slots, gap);
   return outputs;
 }
 
@@ -123,6 +115,5 @@ int main()
   tensor const covered = run("a covering budget", {.budget_tokens = length, .dense_tokens = 0}, step_by_visits, dense);
   tensor const visits = run("192 tokens, visits", {.budget_tokens = 192}, step_by_visits, dense);
   tensor const tickets = run("192 tokens, tickets", {.budget_tokens = 192}, step_by_tickets, dense);
-  // What is merged from two parts is the same but for rounding; one pass over everything is the same bit for bit.
   return covered == dense && mean_difference(visits, tickets) < 1e-5 ? 0 : 1;
 }
