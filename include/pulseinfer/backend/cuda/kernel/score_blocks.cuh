@@ -24,11 +24,14 @@ namespace pulseinfer::detail {
 inline constexpr std::uint32_t score_warps = 4;
 inline constexpr std::uint32_t score_threads = score_warps * 32U;
 inline constexpr std::uint32_t score_stages = 4;
-/// Blocks that the threads of one block score: the long stretch where there are enough of them for all multiprocessors. A
-/// score does not depend on its stretch.
-inline constexpr std::uint32_t long_score_stretch = 256;
+/// Blocks that the threads of one block score, where that makes at least so many blocks of threads: long stretches begin less
+/// often, short ones fill a GPU and end together. A score does not depend on its stretch.
+struct score_stretch {
+  std::uint32_t blocks;
+  std::uint32_t least;
+};
+inline constexpr score_stretch long_score_stretches[] = {{384, 4096}, {256, 1024}, {128, 512}};
 inline constexpr std::uint32_t short_score_stretch = 64;
-inline constexpr std::uint64_t many_score_stretches = 1024;
 
 /// How digests lie over the threads of a warp.
 template <class T, std::uint32_t Lanes, std::uint32_t Pieces, std::uint32_t Pairs>
@@ -255,9 +258,11 @@ struct kernel_override<Op> {
  private:
   [[nodiscard]] static std::uint32_t stretch(Op const& op) noexcept
   {
-    std::uint64_t const many =
-      std::uint64_t{op.request.rows.count} * op.heads.count * divide_up(op.request.most_blocks, long_score_stretch);
-    return many >= many_score_stretches ? long_score_stretch : short_score_stretch;
+    std::uint64_t const items = std::uint64_t{op.request.rows.count} * op.heads.count;
+    for (score_stretch const& stretch : long_score_stretches) {
+      if (items * divide_up(op.request.most_blocks, stretch.blocks) >= stretch.least) { return stretch.blocks; }
+    }
+    return short_score_stretch;
   }
 
   [[nodiscard]] static std::uint64_t blocks(Op const& op, score_kernel const& kernel, std::uint32_t of_block) noexcept

@@ -1,6 +1,7 @@
 #pragma once
 
-/// select_top_k with histograms in shared memory: three passes over the votes of a lane find the cut, one writes the choice.
+/// select_top_k with histograms in shared memory: three passes over the keys of a lane find the cut at most, one
+/// writes the choice. Up to 16,384 votes of a lane are read once.
 
 #include <pulseinfer/backend/cuda/group.cuh>
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
@@ -45,58 +46,114 @@ struct four_keys {
   return result;
 }
 
+/// Tiles of keys that threads keep in registers: where a lane has no more, each vote is read once.
+inline constexpr std::uint32_t top_k_kept_tiles = 4;
+/// Counters of a digit: lanes of a warp whose keys begin alike add to four words in turn.
+inline constexpr std::uint32_t top_k_copies = 4;
+
+/// The keys of a lane's blocks [first, last), tile by tile: kept by the threads, or with no `Tiles` read whenever they are
+/// visited.
+template <std::uint32_t Tiles>
+struct lane_keys {
+  __device__ lane_keys(float const* of_lane, std::uint32_t from, std::uint32_t to)
+    : votes{of_lane}, first{from}, last{to}
+  {
+    if constexpr (Tiles != 0U) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < Tiles; ++i) { kept[i] = load_keys(votes, begin_of(i), first, last); }
+    }
+  }
+
+  /// Calls visit(begin, keys) in every thread for each tile.
+  template <class Visit>
+  __device__ void visit_tiles(Visit const& visit) const
+  {
+    if constexpr (Tiles != 0U) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < Tiles; ++i) {
+        if (first / 4U * 4U + i * top_k_tile < last) { visit(begin_of(i), kept[i]); }
+      }
+    } else {
+      for (std::uint32_t i = 0; first / 4U * 4U + i * top_k_tile < last; ++i) {
+        visit(begin_of(i), load_keys(votes, begin_of(i), first, last));
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ std::uint32_t begin_of(std::uint32_t tile) const
+  {
+    return first / 4U * 4U + tile * top_k_tile + threadIdx.x * 4U;
+  }
+
+  float const* votes;
+  std::uint32_t first;
+  std::uint32_t last;
+  four_keys kept[Tiles == 0U ? 1U : Tiles];
+};
+
 /// The cut: blocks with larger keys are chosen, and of those with this key the first `equal`.
 struct top_k_cut {
   std::uint32_t key = 0;
   std::uint32_t equal = 0;
 };
 
-/// @param wanted of the keys of blocks [first, last), fewer than there are, at least 1
-/// @param digits [top_k_digits] shared   @param found [2] shared   @return the cut, in every thread
-[[nodiscard]] __device__ inline top_k_cut find_cut(
-  float const* votes, std::uint32_t first, std::uint32_t last, std::uint32_t wanted, std::uint32_t* digits,
-  std::uint32_t* found, std::uint32_t* temp_storage)
+[[nodiscard]] __device__ inline std::uint32_t sum_of_copies(uint4 const& copies)
+{
+  return copies.x + copies.y + copies.z + copies.w;
+}
+
+/// @param wanted of the keys, fewer than there are, at least 1   @param digits [top_k_digits] shared
+/// @param found [3] shared   @return the cut, in every thread
+template <std::uint32_t Tiles>
+[[nodiscard]] __device__ top_k_cut find_cut(
+  lane_keys<Tiles> const& keys, std::uint32_t wanted, uint4* digits, std::uint32_t* found, std::uint32_t* temp_storage)
 {
   top_k_cut cut{.key = 0U, .equal = wanted};
   std::uint32_t known = 0;  // bits of the key that earlier passes found
+  auto* const counters = reinterpret_cast<std::uint32_t*>(digits) + threadIdx.x % top_k_copies;
   for (std::uint32_t pass = 0; pass < 3U; ++pass) {
     std::uint32_t const shift = pass == 0U ? 21U : pass == 1U ? 10U : 0U;
     std::uint32_t const mask = pass == 2U ? 1023U : 2047U;
-    for (std::uint32_t i = threadIdx.x; i < top_k_digits; i += top_k_threads) { digits[i] = 0U; }
+    for (std::uint32_t i = threadIdx.x; i < top_k_digits; i += top_k_threads) {
+      digits[i] = make_uint4(0U, 0U, 0U, 0U);
+    }
     __syncthreads();
-    for (std::uint32_t begin = first / 4U * 4U + threadIdx.x * 4U; begin < last; begin += top_k_tile) {
-      four_keys const four = load_keys(votes, begin, first, last);
+    keys.visit_tiles([&](std::uint32_t, four_keys const& four) {
 #pragma unroll
       for (std::uint32_t i = 0; i < 4U; ++i) {
         bool const counts = (four.counts >> i & 1U) != 0U && (four.keys[i] & known) == cut.key;
-        if (counts) { atomicAdd(digits + (four.keys[i] >> shift & mask), 1U); }
+        if (counts) { atomicAdd(counters + (four.keys[i] >> shift & mask) * top_k_copies, 1U); }
       }
-    }
+    });
     __syncthreads();
     // Threads in the order of falling digits, two each.
     std::uint32_t const high = top_k_digits - 1U - 2U * threadIdx.x;
-    std::uint32_t const of_high = digits[high];
-    std::uint32_t const of_low = digits[high - 1U];
+    std::uint32_t const of_high = sum_of_copies(digits[high]);
+    std::uint32_t const of_low = sum_of_copies(digits[high - 1U]);
     std::uint32_t total = 0;
     std::uint32_t const above = block_exclusive_sum(of_high + of_low, total, temp_storage);
     if (above < cut.equal && cut.equal <= above + of_high + of_low) {
       bool const is_high = cut.equal <= above + of_high;
       found[0] = is_high ? high : high - 1U;
       found[1] = cut.equal - above - (is_high ? 0U : of_high);
+      found[2] = is_high ? of_high : of_low;
     }
     __syncthreads();
     cut.key |= found[0] << shift;
     cut.equal = found[1];
     known |= mask << shift;
+    // All keys that begin so are chosen: the bits that follow decide nothing.
+    if (cut.equal == found[2] && cut.key != 0U) { return {.key = cut.key - 1U, .equal = 0U}; }
   }
   return cut;
 }
 
-template <class Op>
+template <class Op, std::uint32_t Tiles>
 __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op)
 {
-  __shared__ std::uint32_t digits[top_k_digits];
-  __shared__ std::uint32_t found[2];
+  __shared__ uint4 digits[top_k_digits];
+  __shared__ std::uint32_t found[3];
   __shared__ std::uint32_t temp_storage[block_scan_words];
   device::block_group const group{};
   row_id const row = op.rows[blockIdx.x / op.head_groups];
@@ -116,12 +173,11 @@ __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op
     count += kept.chosen;
   } else if (kept.chosen != 0U) {
     float const* const votes = op.votes + to_index(lane) * op.vote_pitch;
-    top_k_cut const cut = find_cut(votes, kept.head, kept.tail, kept.chosen, digits, found, temp_storage);
+    lane_keys<Tiles> const keys{votes, kept.head, kept.tail};
+    top_k_cut const cut = find_cut(keys, kept.chosen, digits, found, temp_storage);
     std::uint32_t larger = 0;  // of the tiles before
     std::uint32_t equal = 0;
-    for (std::uint32_t tile = kept.head / 4U * 4U; tile < kept.tail; tile += top_k_tile) {
-      std::uint32_t const begin = tile + threadIdx.x * 4U;
-      four_keys const four = load_keys(votes, begin, kept.head, kept.tail);
+    keys.visit_tiles([&](std::uint32_t begin, four_keys const& four) {
       std::uint32_t own = 0;  // larger ones, and equal ones in the upper half: at most 4096 of each in a tile
 #pragma unroll
       for (std::uint32_t i = 0; i < 4U; ++i) {
@@ -147,7 +203,7 @@ __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op
       }
       larger += total & 0xFFFFU;
       equal += total >> 16U;
-    }
+    });
     count += kept.chosen;
   }
   for (std::uint32_t i = kept.tail + threadIdx.x; i < kept.blocks; i += top_k_threads) {
@@ -159,9 +215,20 @@ __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op
   }
   if (threadIdx.x == 0U) { op.selection.counts[to_index(lane)] = count; }
   __syncthreads();
-  if (op.remember) {
-    device::remember_selection(
-      group, ids, count, op.selection.previous_of(op.layer, lane), op.selection.previous_words);
+  if (!op.remember) { return; }
+  std::uint32_t* const words = op.selection.previous_of(op.layer, lane);
+  if (op.selection.previous_words <= top_k_digits * top_k_copies) {  // no search for the ids of each word
+    auto* const bits = reinterpret_cast<std::uint32_t*>(digits);
+    for (std::uint32_t i = threadIdx.x; i < op.selection.previous_words; i += top_k_threads) { bits[i] = 0U; }
+    __syncthreads();
+    for (std::uint32_t i = threadIdx.x; i < count; i += top_k_threads) {
+      auto const id = static_cast<std::uint32_t>(ids[i]);
+      if (id / 32U < op.selection.previous_words) { atomicOr(bits + id / 32U, 1U << id % 32U); }
+    }
+    __syncthreads();
+    for (std::uint32_t i = threadIdx.x; i < op.selection.previous_words; i += top_k_threads) { words[i] = bits[i]; }
+  } else {
+    device::remember_selection(group, ids, count, words, op.selection.previous_words);
   }
 }
 
@@ -177,9 +244,11 @@ struct kernel_override<Op> {
   static cudaError_t launch(Op const& op, cudaStream_t stream) noexcept
   {
     void* arguments[] = {const_cast<Op*>(&op)};
+    void const* const kernel = op.vote_pitch <= top_k_kept_tiles * top_k_tile
+      ? reinterpret_cast<void const*>(&select_top_k_kernel<Op, top_k_kept_tiles>)
+      : reinterpret_cast<void const*>(&select_top_k_kernel<Op, 0>);
     return cudaLaunchKernel(
-      reinterpret_cast<void const*>(&select_top_k_kernel<Op>), dim3{static_cast<unsigned int>(op.shape().items)},
-      dim3{top_k_threads}, arguments, 0, stream);
+      kernel, dim3{static_cast<unsigned int>(op.shape().items)}, dim3{top_k_threads}, arguments, 0, stream);
   }
 };
 
