@@ -874,14 +874,23 @@ TEST_CASE("attention's own kernel writes bfloats, and no log-sums where none are
 TEST_CASE("law 2: attention on the GPU is bit for bit the same in other slots, alone or among rows, whatever the "
           "table's stride")
 {
-  for (std::uint32_t const group : {4U, 8U}) {
+  struct shape {
+    dtype type;
+    std::uint32_t group, dim, most_queries;
+  };
+  // With room for 64 queries a block of threads takes several stretches of a list in turn.
+  for (shape const& s :
+       {shape{dtype::bfloat16, 4, 128, 2}, shape{dtype::bfloat16, 8, 128, 2}, shape{dtype::bfloat16, 4, 128, 64},
+        shape{dtype::bfloat16, 8, 128, 64}, shape{dtype::float16, 3, 64, 64}, shape{dtype::float32, 4, 128, 64}}) {
+    CAPTURE(s.dim);
+    CAPTURE(s.most_queries);
     rig();
     device_heap_scope const scope;
-    kv_geometry geometry = geometry_of(dtype::bfloat16, 2, group, 128);
+    kv_geometry geometry = geometry_of(s.type, 2, s.group, s.dim);
     geometry.layers = 1;
     cache c{geometry, {{1000, 1}, {219, 2}, {48, 1}}, 21};
-    tensor queries{dtype::bfloat16, c.tensor_tokens, geometry.query_heads, 128};
-    tensor out{dtype::float32, c.tensor_tokens, geometry.query_heads, 128};
+    tensor queries{s.type, c.tensor_tokens, geometry.query_heads, s.dim};
+    tensor out{dtype::float32, c.tensor_tokens, geometry.query_heads, s.dim};
     queries.randomise(c.random);
     std::vector<float> lse(c.tensor_tokens * geometry.query_heads);
     block_table const table = c.table(0, [](std::uint32_t, std::uint32_t block) { return block % 5 != 3; });
@@ -892,7 +901,7 @@ TEST_CASE("law 2: attention on the GPU is bit for bit the same in other slots, a
       .out = out.view,
       .lse = lse.data(),
       .scale = 0.1F,
-      .most_queries = c.most_new};
+      .most_queries = s.most_queries};
     rig().run(attend);
     std::vector<std::byte> const whole = out.bytes();
     std::vector<float> const log_sums = lse;
