@@ -23,7 +23,7 @@ function(pulseinfer_add_test_program name)
   add_test(NAME ${name} COMMAND ${target} --no-intro=true)
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}"
-    ENVIRONMENT "RC_PARAMS=seed=1"  # properties see the same values in each run
+    ENVIRONMENT "RC_PARAMS=seed=1 max_success=200"  # properties see the same values in each run
     SKIP_RETURN_CODE ${PULSEINFER_SKIP_CODE}
     TIMEOUT 600)
   foreach(label IN LISTS arg_LABELS)

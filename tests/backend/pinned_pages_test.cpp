@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -105,5 +108,82 @@ TEST_SUITE("backend")
       detail::unmap_pages(memory, bytes);
     }
     CHECK_THROWS_AS(static_cast<void>(detail::map_pages(std::size_t{1} << 60U)), resource_error);
+  }
+
+  // Report: ai-dynamo/dynamo#3700: the rate of transfers depended on the socket that the process happened to start on.
+  TEST_CASE("pages are asked for on the node of the device, whatever thread asks; a refusal costs the nearness alone")
+  {
+    struct recording_placer {
+      std::string refusal = {};
+      std::vector<int> asked = {};
+      std::vector<bool> spilled = {};
+      std::string place(std::byte* memory, std::size_t bytes, int node, bool may_spill)
+      {
+        CHECK(memory != nullptr);
+        CHECK(bytes % detail::huge_page_bytes == 0);
+        asked.push_back(node);
+        spilled.push_back(may_spill);
+        return refusal;
+      }
+    };
+    constexpr std::size_t bytes = 3 * detail::huge_page_bytes;
+    for (bool const may_spill : {true, false}) {
+      for (int const node : {0, 1, 7}) {
+        recording_placer placer;
+        detail::page_placement placed;
+        std::byte* const memory = detail::map_pages(bytes, placer, node, may_spill, placed);
+        CHECK(placer.asked == std::vector<int>{node});
+        CHECK(placer.spilled == std::vector<bool>{may_spill});
+        CHECK(placed.node == node);
+        CHECK(placed.warning == "");
+        detail::unmap_pages(memory, bytes);
+      }
+    }
+    recording_placer refusing{.refusal = "Operation not permitted"};
+    detail::page_placement placed;
+    std::byte* memory = detail::map_pages(bytes, refusing, 1, true, placed);
+    memory[bytes - 1] = std::byte{3};
+    CHECK(placed.node == detail::unknown_node);
+    CHECK(placed.warning == "6291456 B of host memory are not bound to node 1: Operation not permitted");
+    detail::unmap_pages(memory, bytes);
+    // On a machine of one node nothing is asked.
+    recording_placer idle;
+    memory = detail::map_pages(bytes, idle, detail::unknown_node, true, placed);
+    CHECK(idle.asked.empty());
+    CHECK(placed.node == detail::unknown_node);
+    CHECK(placed.warning == "");
+    detail::unmap_pages(memory, bytes);
+  }
+
+  TEST_CASE(
+    "the system is asked in its own terms: node 0 is there or refused in words, a node that cannot be is refused")
+  {
+    detail::system_page_placer placer;
+    detail::page_placement placed;
+    std::byte* const memory = detail::map_pages(1, placer, 0, true, placed);
+    CHECK((placed.node == 0) == placed.warning.empty());
+    memory[0] = std::byte{1};
+    CHECK(placer.place(memory, detail::huge_page_bytes, 5000, true) == "no such node");
+    CHECK(placer.place(memory, detail::huge_page_bytes, 1000, false) != "");
+    detail::unmap_pages(memory, 1);
+  }
+
+  TEST_CASE("the node of a device is read as the system writes it, in either case of its address")
+  {
+    std::filesystem::path const devices =
+      std::filesystem::temp_directory_path() / ("pulseinfer_nodes_" + std::to_string(::getpid()));
+    auto const write = [&](char const* address, char const* text) {
+      std::filesystem::create_directories(devices / address);
+      std::ofstream{devices / address / "numa_node"} << text;
+    };
+    write("0000:1b:00.0", "1\n");
+    write("0000:2c:00.0", "-1\n");
+    write("0000:3d:00.0", "none\n");
+    CHECK(detail::node_of_device("0000:1B:00.0", devices) == 1);
+    CHECK(detail::node_of_device("0000:1b:00.0", devices) == 1);
+    CHECK(detail::node_of_device("0000:2c:00.0", devices) == detail::unknown_node);
+    CHECK(detail::node_of_device("0000:3d:00.0", devices) == detail::unknown_node);
+    CHECK(detail::node_of_device("0000:99:00.0", devices) == detail::unknown_node);
+    std::filesystem::remove_all(devices);
   }
 }

@@ -16,10 +16,11 @@ namespace {
 struct impatient {
   std::uint32_t steps = 9;
   std::uint64_t* late_rows;
+  bool careless = false;  ///< the control
 
   std::string operator()(scripted_backend& backend) const
   {
-    late_scheduler::record log;
+    late_scheduler::record log{.careless = careless};
     small_rig<device_planned> r{backend, {.rows = 2, .layers = 1}, late_scheduler{&log}};
     row_id const rows[] = {r.open(1, 8), r.open(2, 7)};
     log.decisions = 0;
@@ -60,8 +61,10 @@ TEST_SUITE("laws")
       script const how{.runs = progress::at_polls, .copies = copies};
       exploration near = explore_orders(how, impatient{9, &late}, {.orders = 1000, .deviations = 2});
       near += draw_orders(how, impatient{11, &late}, 500);
-      MESSAGE(near.text() << "; rows left late: " << late);
+      exploration const control = draw_orders(how, impatient{9, &late, true}, 200);
+      MESSAGE(compared(near, control) << "; rows left late: " << late);
       CHECK(near.wrong == 0);
+      CHECK(control.wrong > 0);
     }
     CHECK(late > 1000);
   }

@@ -5,13 +5,17 @@
 #include <pulseinfer/error.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <pthread.h>
 #include <string>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace pulseinfer::detail {
@@ -22,6 +26,67 @@ concept page_registrar = requires(R& registrar, std::byte* memory, std::size_t b
   { registrar.add(memory, bytes) } -> std::same_as<std::string>;
   { registrar.remove(memory) } noexcept;
 };
+
+/// Asks for pages on a memory node before they are made. @return empty, or why not
+template <class P>
+concept page_placer = requires(P& placer, std::byte* memory, std::size_t bytes, int node, bool may_spill) {
+  { placer.place(memory, bytes, node, may_spill) } -> std::same_as<std::string>;
+};
+
+inline constexpr int unknown_node = -1;
+
+/// Where a pool's pages lie, as far as is known.
+struct page_placement {
+  int node = unknown_node;
+  std::string warning =
+    {};  ///< why they could not be asked for on the wanted node; empty where they were, or none was wanted
+};
+
+/// Asks for `bytes` on `node`; a refusal costs the nearness and nothing else.
+/// @param node unknown_node: wherever the touching threads run
+/// @param may_spill pages that do not fit on the node come from others; else the system has to refuse them
+template <page_placer Placer>
+[[nodiscard]] page_placement place_pages(Placer& placer, std::byte* memory, std::size_t bytes, int node, bool may_spill)
+{
+  if (node == unknown_node) { return {}; }
+  std::string const refusal = placer.place(memory, bytes, node, may_spill);
+  if (refusal.empty()) { return {.node = node}; }
+  return {
+    .warning =
+      std::to_string(bytes) + " B of host memory are not bound to node " + std::to_string(node) + ": " + refusal};
+}
+
+/// Asks Linux.
+struct system_page_placer {
+  [[nodiscard]] static std::string place(std::byte* memory, std::size_t bytes, int node, bool may_spill)
+  {
+    constexpr std::size_t nodes = 1024;
+    constexpr std::size_t bits = 8 * sizeof(unsigned long);
+    if (node < 0 || static_cast<std::size_t>(node) >= nodes) { return "no such node"; }
+    unsigned long mask[nodes / bits] = {};
+    mask[static_cast<std::size_t>(node) / bits] = 1UL << (static_cast<std::size_t>(node) % bits);
+    constexpr int preferred = 1, bound = 2;  // MPOL_PREFERRED and MPOL_BIND of linux/mempolicy.h
+    if (syscall(SYS_mbind, memory, bytes, may_spill ? preferred : bound, mask, nodes, 0UL) == 0) { return {}; }
+    return std::strerror(errno);
+  }
+};
+
+static_assert(page_placer<system_page_placer>);
+
+/// The memory node that a PCI device is attached to, as the system says it. @param address as "0000:1b:00.0"
+/// @return unknown_node where the machine has one node or does not say
+[[nodiscard]] inline int node_of_device(std::string address, std::string const& devices = "/sys/bus/pci/devices")
+{
+  for (char& c : address) {
+    if (c >= 'A' && c <= 'F') { c = static_cast<char>(c - 'A' + 'a'); }
+  }
+  std::FILE* const file = std::fopen((devices + "/" + address + "/numa_node").c_str(), "r");
+  if (file == nullptr) { return unknown_node; }
+  int node = unknown_node;
+  if (std::fscanf(file, "%d", &node) != 1 || node < 0) { node = unknown_node; }
+  std::fclose(file);
+  return node;
+}
 
 /// Gives the chunks of `bytes` back, the last one first.
 template <page_registrar Registrar>
@@ -83,9 +148,11 @@ struct touched_part {
 };
 
 /// Maps memory on huge pages where the system has them, and writes to every page from several threads, so that pages exist
-/// before they are pinned: much faster than letting a driver make them one by one. They lie near the threads that touch them.
-/// @return aligned to huge pages; mapped_bytes(bytes) long   @throws resource_error
-[[nodiscard]] inline std::byte* map_pages(std::size_t bytes)
+/// before they are pinned: much faster than letting a driver make them one by one. They lie on the node that is asked for, else
+/// near the threads that touch them.
+/// @param placed written   @return aligned to huge pages; mapped_bytes(bytes) long   @throws resource_error
+template <page_placer Placer>
+[[nodiscard]] std::byte* map_pages(std::size_t bytes, Placer& placer, int node, bool may_spill, page_placement& placed)
 {
   std::size_t const wanted = mapped_bytes(bytes);
   void* const mapped =
@@ -99,6 +166,7 @@ struct touched_part {
   if (before > 0) { static_cast<void>(munmap(mapped, before)); }
   if (before < huge_page_bytes) { static_cast<void>(munmap(memory + wanted, huge_page_bytes - before)); }
   static_cast<void>(madvise(memory, wanted, MADV_HUGEPAGE));
+  placed = place_pages(placer, memory, wanted, node, may_spill);
 
   constexpr std::size_t most = 16;
   long const processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -117,6 +185,13 @@ struct touched_part {
   }
   for (std::size_t i = 0; i < started; ++i) { static_cast<void>(pthread_join(threads[i], nullptr)); }
   return memory;
+}
+
+[[nodiscard]] inline std::byte* map_pages(std::size_t bytes)
+{
+  system_page_placer placer;
+  page_placement placed;
+  return map_pages(bytes, placer, unknown_node, true, placed);
 }
 
 inline void unmap_pages(std::byte* memory, std::size_t bytes) noexcept

@@ -23,6 +23,7 @@ struct late_scheduler {
     std::uint32_t made = 0;         ///< in this step; the test sets it back
     std::uint64_t ended = 0;        ///< steps ended with rows left
     std::uint64_t forced = 0;       ///< steps that would have ended, had no row had to finish
+    bool careless = false;          ///< control: rows that must finish are left all the same
   };
 
   record* log = nullptr;
@@ -35,6 +36,7 @@ struct late_scheduler {
     if (log != nullptr && log->made++ >= log->decisions) {
       bool must_finish = false;
       for (pulseinfer::scheduler_row const& row : rows) { must_finish = must_finish || row.must_finish; }
+      must_finish = must_finish && !log->careless;
       ++(must_finish ? log->forced : log->ended);
       if (!must_finish) { return {.kind = pulseinfer::decision_kind::end_step}; }
     }

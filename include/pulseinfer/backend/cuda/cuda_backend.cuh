@@ -277,7 +277,8 @@ class cuda_backend {
   [[nodiscard]] void* allocate(memory_space space, std::size_t bytes)
   {
     detail::device_guard const guard{options_.device};
-    void* const memory = detail::allocate_cuda_memory(ledger_, errors_, space, bytes, options_.pinned_chunk_bytes);
+    void* const memory = detail::allocate_cuda_memory(
+      ledger_, errors_, space, bytes, options_.pinned_chunk_bytes, options_.pinned_may_spill, placement_);
     if (is_chunked(space, bytes)) {
       std::unique_lock const lock{regions_mutex_};
       regions_.push_back({static_cast<std::byte*>(memory), bytes, options_.pinned_chunk_bytes});
@@ -297,6 +298,10 @@ class cuda_backend {
 
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
   [[nodiscard]] std::uint64_t device_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::device); }
+  /// The memory node on which the last large pinned memory was asked for, that of the device; -1 where it is not known.
+  [[nodiscard]] int host_pool_node() const noexcept { return placement_.node; }
+  /// Why it could not be asked for there; empty where it was, and on machines of one node.
+  [[nodiscard]] std::string const& host_pool_warning() const noexcept { return placement_.warning; }
   [[nodiscard]] std::uint64_t pinned_bytes() const noexcept { return ledger_.used_bytes(memory_space::pinned); }
   [[nodiscard]] std::uint64_t pinned_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::pinned); }
 
@@ -377,6 +382,7 @@ class cuda_backend {
   std::vector<cudaEvent_t> events_;    // [max_events]
 
   mutable std::shared_mutex regions_mutex_;
+  detail::page_placement placement_ = {};
   std::vector<detail::chunked_region> regions_;  // pinned memory of more than one registration
 };
 

@@ -38,11 +38,25 @@ struct cuda_page_registrar {
 
 static_assert(page_registrar<cuda_page_registrar>);
 
-/// @param chunk_bytes of one registration
-/// @throws resource_error, with the process's limit on locked memory where it has one
-[[nodiscard]] inline void* map_pinned_memory(std::size_t bytes, std::size_t chunk_bytes)
+/// The memory node nearest to the current device; unknown_node where the machine has one or does not say.
+[[nodiscard]] inline int node_of_current_device()
 {
-  std::byte* const memory = map_pages(bytes);
+  int device = 0;
+  char address[32] = {};
+  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetPCIBusId(address, sizeof(address), device) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return unknown_node;
+  }
+  return node_of_device(address);
+}
+
+/// Maps near the current device. @param chunk_bytes of one registration   @param placed written
+/// @throws resource_error, with the process's limit on locked memory where it has one
+[[nodiscard]] inline void* map_pinned_memory(
+  std::size_t bytes, std::size_t chunk_bytes, bool may_spill, page_placement& placed)
+{
+  system_page_placer placer;
+  std::byte* const memory = map_pages(bytes, placer, node_of_current_device(), may_spill, placed);
   try {
     cuda_page_registrar registrar;
     add_chunks(registrar, memory, mapped_bytes(bytes), chunk_bytes);
@@ -60,18 +74,19 @@ inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chu
   unmap_pages(static_cast<std::byte*>(memory), bytes);
 }
 
-/// @param chunk_bytes of one registration of pinned memory
+/// @param chunk_bytes of one registration of pinned memory   @param placed written for memory that is mapped
 /// @return 256-byte aligned, contents undefined; nullptr for 0 bytes
 /// @throws resource_error past the ledger's limit or when CUDA has no memory; cuda_error when pinned memory has two addresses
 [[nodiscard]] inline void* allocate_cuda_memory(
-  memory_ledger& ledger, cuda_error_log& errors, memory_space space, std::size_t bytes, std::size_t chunk_bytes)
+  memory_ledger& ledger, cuda_error_log& errors, memory_space space, std::size_t bytes, std::size_t chunk_bytes,
+  bool may_spill, page_placement& placed)
 {
   if (bytes == 0) { return nullptr; }
   ledger.take(space, bytes);
   void* pointer = nullptr;
   if (space == memory_space::pinned && bytes >= mapped_pinned_bytes) {
     try {
-      pointer = map_pinned_memory(bytes, chunk_bytes);
+      pointer = map_pinned_memory(bytes, chunk_bytes, may_spill, placed);
     } catch (...) {
       ledger.give_back(space, bytes);
       throw;

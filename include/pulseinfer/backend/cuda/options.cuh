@@ -19,6 +19,8 @@ struct cuda_options {
   /// Of one registration of large pinned memory. The driver holds its locks for so long, about 2 ms for 64 MiB. A multiple of
   /// 2 MiB.
   std::size_t pinned_chunk_bytes = std::size_t{64} << 20U;
+  bool pinned_may_spill =
+    true;  ///< pages of large pinned memory that the device's own memory node lacks come from others
   memory_limits memory = {};
 };
 
