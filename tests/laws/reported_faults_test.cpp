@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -182,5 +183,50 @@ TEST_SUITE("laws")
     }
     CHECK(backend.live_events() == 0);
     CHECK(backend.live_streams() == 1);
+  }
+
+  TEST_CASE("law 10: what a prefetch did not bring is told to who waits for it, also when another has begun since")
+  {
+    for (bool const fails : {false, true}) {
+      scripted_backend backend;
+      small_rig<device_planned> r{backend, {.spare_slots = 2}};
+      auto const read = [&](std::uint32_t first) {
+        r.choice = [=](row_id, layer_id, std::uint32_t, std::uint32_t) {
+          return std::vector<block_id>{static_cast<block_id>(first), static_cast<block_id>(first + 1)};
+        };
+      };
+      read(0);
+      row_id const row = r.open(1, 14);
+      for (int i = 0; i < 2; ++i) { r.step({{.row = row}}); }
+      need(r.kv.drain(no_deadline), "drain");
+      r.kv.finish_sample();
+      read(2);  // which no slot holds
+      backend.choose(false);
+      step_row const one{.row = row};
+      need(r.engine.begin({&one, 1}), "begin_step");
+      row_list const rows = r.kv.rows();
+      auto const import = [&](layer_id layer, row_list of) { r.engine.before_enter(layer, of); };
+      r.engine.fill(layer_id{0}, rows);
+      need(r.kv.append(layer_id{0}, rows, r.engine.key_view(), r.engine.value_view()), "append");
+      // The prefetch's copies are late, so that the recall finds its blocks on their way; then they fail, or do not.
+      script_rule late = copies_that(script_effect::delay, "gather_blocks", 0, 1);
+      late.delay = std::chrono::milliseconds{1};
+      backend.add_rule(late);
+      if (fails) { backend.add_rule(copies_that(script_effect::fail, "gather_blocks", 0, 1)); }
+      import(layer_id{0}, rows);
+      need(r.kv.prefetch(layer_id{0}, rows, r.engine.query_view()), "prefetch");
+      import(layer_id{0}, rows);
+      ticket waits;
+      need(r.kv.begin_recall(layer_id{0}, rows, r.engine.query_view(), r.stream, waits), "begin_recall");
+      need(r.kv.drain(no_deadline), "drain");
+      // Another prefetch takes the place of the one before, of which nobody has asked yet.
+      import(layer_id{1}, rows);
+      need(r.kv.prefetch(layer_id{1}, rows, r.engine.query_view()), "prefetch");
+      need(r.kv.drain(no_deadline), "drain");
+      CHECK(r.kv.finish_sample().background_blocks >= 2);
+      CHECK(r.kv.status_of(waits) == (fails ? status::transfer_failed : status::ok));
+      CHECK(r.kv.landed(waits).test(0) == !fails);
+      CHECK(r.kv.audit() == "");
+    }
   }
 }

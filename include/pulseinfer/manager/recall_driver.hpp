@@ -286,13 +286,14 @@ class recall_driver {
     }
   }
   /// Whether the row at a place of the recall has all of its blocks.
-  [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) const noexcept
+  [[nodiscard]] bool row_landed(recall<B> const& r, std::uint32_t place) noexcept
   {
     if (row_stalled(r, place)) { return false; }
     row_mailbox const& words = box(r.rows[place]);
     // Recalls of a row end in their order: one that has landed says so of those before it.
     std::uint32_t const landed = device::load_acquire(&words.landed);
     if (row_missed(r, place)) { return false; }
+    if (row_waited(r, place) && background_failed(r.rows[place], r.layer)) { return false; }
     if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
   }
