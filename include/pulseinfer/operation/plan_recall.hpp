@@ -96,8 +96,8 @@ struct plan_recall {
     box.hits = hits;
     box.stalled = stalled;
     if (outcome != nullptr) {
-      outcome[place].stalled = stalled;
-      outcome[place].flying = flying;
+      device::store_release(&outcome[place].stalled, stalled);
+      device::store_release(&outcome[place].flying, flying);
     }
     device::add_relaxed(&box.total_misses, planned);
     device::add_relaxed(&box.total_hits, hits);

@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
   box->hits = hits;
   box->stalled = stalled;
   if (op.outcome != nullptr) {
-    op.outcome[threadIdx.x].stalled = stalled;
-    op.outcome[threadIdx.x].flying = flying;
+    device::store_release(&op.outcome[threadIdx.x].stalled, stalled);
+    device::store_release(&op.outcome[threadIdx.x].flying, flying);
   }
   static_cast<std::uint64_t volatile&>(box->total_misses) = misses_before + planned;
   static_cast<std::uint64_t volatile&>(box->total_hits) = hits_before + hits;
