@@ -78,6 +78,7 @@
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/land_stream.hpp>
+#include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/operation/list_stream.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>

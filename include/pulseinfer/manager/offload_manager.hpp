@@ -97,8 +97,8 @@ struct work_in_flight {
   [[nodiscard]] bool idle() const { return recalls == 0 && write_backs == 0 && !moves && !launches; }
 };
 
-/// Composes the policies over a backend. One thread drives it; `abort` and `close` may be called by any. The backend, the compute stream and what the host engine
-/// lends must outlive it.
+/// Composes the policies over a backend. One thread drives it; `abort` and `close` may be called by any. The backend, the
+/// compute stream and what the host engine lends must outlive it.
 ///
 /// Stream order: what `begin_step` and `enter` enqueue goes to the compute stream given at construction, on which the host
 /// engine enqueues its projections and attention too; copies run on streams of the manager's own.

@@ -144,7 +144,7 @@ class recall_driver {
 
   /// Brings, in the background, blocks that `device_books::expected` names: behind the demand recalls so far, in the stream
   /// order of the copies. No table and no selection changes.
-  /// @param r rows and layer are set, rows have their background numbers
+  /// @param r its rows and layer are set
   status bring_background(recall<B>& r, ticket given, stream_ref stream) noexcept
   {
     r.priority = recall_priority::background;
@@ -292,19 +292,14 @@ class recall_driver {
     row_mailbox const& words = box(r.rows[place]);
     // Recalls of a row end in their order: one that has landed says so of those before it.
     std::uint32_t const landed = device::load_acquire(&words.landed);
-    if (row_missed(r, place)) { return false; }
-    if (row_waited(r, place) && background_failed(r.rows[place], r.layer)) { return false; }
+    if (row_failed(r, place)) { return false; }
     if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
   }
   /// Whether a copy of the row at a place of the recall failed, or one of a background recall that it waited for.
   [[nodiscard]] bool row_failed(recall<B> const& r, std::uint32_t place) noexcept
   {
-    row_id const row = r.rows[place];
-    row_mailbox const& words = box(row);
-    if (row_missed(r, place)) { return true; }
-    bool const posted = device::load_acquire(&words.posted) == r.sequence[place];
-    return posted && words.flying != 0 && background_failed(row, r.layer);
+    return row_missed(r, place) || (row_waited(r, place) && background_failed(r.rows[place], r.layer));
   }
 
   /// Whether the recall's copies ended in failure and no row has been told.

@@ -5,7 +5,7 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/config.hpp>
-#include <pulseinfer/device/sort.hpp>
+#include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
@@ -59,11 +59,14 @@ struct resolve_background {
     std::uint64_t const lane_index = to_index(lane);
     block_id const* const wanted = selection.ids_of(lane);
     std::uint32_t const count = selection.counts[lane_index];
-    slot_id* const slot_of = residency.slots_of_lane(layer, lane);
+    slot_id const* const slot_of = residency.slots_of_lane(layer, lane);
     recall_entry* const entries = plan.entries + lane_index * selection.max_selected;
     std::uint32_t const now = *step;
     auto* const victims = reinterpret_cast<std::uint64_t*>(scratch.data);
-    std::uint32_t const granted = choose_victims(lane, now, victims);
+    lane_slots const slots{residency, pool, layer, lane};
+    std::uint32_t const granted = slots.choose_victims(
+      most_misses, now, policy,
+      [now](slot_word const& word) { return word.last_used != now && word.last_used + 1U != now; }, victims);
 
     std::uint32_t planned = 0;
     std::uint32_t resident = 0;
@@ -74,40 +77,13 @@ struct resolve_background {
       resident += here ? 1U : 0U;
       if (here || is_none(source) || planned == granted) { continue; }
       auto const slot = static_cast<slot_id>(victims[planned]);
-      slot_word& word = residency.slots[pool.word(layer, slot)];
-      if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
-      word.block = block;
-      word.state = slot_state::in_flight;
-      word.last_used = now - 1U;
-      slot_of[to_index(block)] = slot;
+      slots.take(slot, block, now - 1U);
       entries[planned++] = {.source = source, .target = slot, .lane = lane, .block = block};
     }
     plan.misses[lane_index] = planned;
     plan.flying[lane_index] = 0;
     plan.hits[lane_index] = resident;
     plan.stalled[lane_index] = 0;
-  }
-
- private:
-  /// Writes up to `most_misses` slots that may be filled into `victims`, ascending by slot.
-  PULSEINFER_HOST_DEVICE std::uint32_t choose_victims(lane_id lane, std::uint32_t now, std::uint64_t* victims) const
-  {
-    slot_id const* const lease = residency.lease_of_lane(layer, lane);
-    std::uint32_t const leased = residency.lease_count[residency.lane_index(layer, lane)];
-    std::uint32_t candidates = 0;
-    for (std::uint32_t i = 0; i < leased; ++i) {
-      slot_word const word = residency.slots[pool.word(layer, lease[i])];
-      bool const empty = word.state == slot_state::empty;
-      bool const idle = word.state == slot_state::clean && word.last_used != now && word.last_used + 1U != now;
-      if (!empty && !idle) { continue; }
-      std::uint64_t const key = empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{policy.key(word, now)} << 31U);
-      victims[candidates++] = key | to_index(lease[i]);
-    }
-    std::uint32_t const granted = most_misses < candidates ? most_misses : candidates;
-    device::partial_sort(victims, candidates, granted);
-    for (std::uint32_t i = 0; i < granted; ++i) { victims[i] &= 0x7FFFFFFFU; }
-    device::heap_sort(victims, granted);
-    return granted;
   }
 };
 

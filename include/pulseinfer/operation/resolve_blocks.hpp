@@ -5,7 +5,7 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/config.hpp>
-#include <pulseinfer/device/sort.hpp>
+#include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
@@ -80,8 +80,12 @@ struct resolve_blocks {
         residency.slots[pool.word(layer, slot)].last_used = now;
       }
     }
+    lane_slots const slots{residency, pool, layer, lane};
     auto* const victims = reinterpret_cast<std::uint64_t*>(scratch.data);
-    std::uint32_t const granted = misses == 0 ? 0 : choose_victims(lane, misses, now, victims);
+    std::uint32_t const granted = misses == 0
+      ? 0
+      : slots.choose_victims(
+          misses, now, policy, [now](slot_word const& word) { return word.last_used != now; }, victims);
 
     slot_id* const listed = table.listed + books * table.stride;
     slot_id* const landed = table.landed + lane_index * selection.max_selected;
@@ -97,7 +101,7 @@ struct resolve_blocks {
       if (is_none(slot)) {
         if (planned == granted) { continue; }
         slot = static_cast<slot_id>(victims[planned]);
-        take(slot, block, now, slot_of);
+        slots.take(slot, block, now);
         entries[planned++] = {
           .source = host_blocks[to_index(row) * residency.max_blocks + to_index(block)],
           .target = slot,
@@ -119,39 +123,6 @@ struct resolve_blocks {
     plan.flying[lane_index] = flying;
     plan.hits[lane_index] = count - misses - flying;
     plan.stalled[lane_index] = misses - granted;
-  }
-
- private:
-  /// Writes up to `wanted` slots to leave into `victims`, ascending by slot, so that adjacent misses get adjacent slots.
-  PULSEINFER_HOST_DEVICE std::uint32_t choose_victims(
-    lane_id lane, std::uint32_t wanted, std::uint32_t now, std::uint64_t* victims) const
-  {
-    slot_id const* const lease = residency.lease_of_lane(layer, lane);
-    std::uint32_t const leased = residency.lease_count[residency.lane_index(layer, lane)];
-    std::uint32_t candidates = 0;
-    for (std::uint32_t i = 0; i < leased; ++i) {
-      slot_word const word = residency.slots[pool.word(layer, lease[i])];
-      bool const empty = word.state == slot_state::empty;
-      bool const evictable = word.state == slot_state::clean && word.last_used != now;
-      if (!empty && !evictable) { continue; }
-      std::uint64_t const key = empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{policy.key(word, now)} << 31U);
-      victims[candidates++] = key | to_index(lease[i]);
-    }
-    std::uint32_t const granted = wanted < candidates ? wanted : candidates;
-    device::partial_sort(victims, candidates, granted);
-    for (std::uint32_t i = 0; i < granted; ++i) { victims[i] &= 0x7FFFFFFFU; }
-    device::heap_sort(victims, granted);
-    return granted;
-  }
-
-  PULSEINFER_HOST_DEVICE void take(slot_id slot, block_id block, std::uint32_t now, slot_id* slot_of) const
-  {
-    slot_word& word = residency.slots[pool.word(layer, slot)];
-    if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
-    word.block = block;
-    word.state = slot_state::in_flight;
-    word.last_used = now;
-    slot_of[to_index(block)] = slot;
   }
 };
 
