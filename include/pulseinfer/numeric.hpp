@@ -137,8 +137,15 @@ struct fp8_e4m3 {
 
 static_assert(sizeof(half) == 2 && sizeof(bfloat16) == 2 && sizeof(fp8_e4m3) == 1);
 
-/// Run-time name of an element type. `bytes` is opaque: moved, never computed with.
-enum class dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, bytes };
+/// Run-time name of an element type. `bytes` is opaque: moved, never computed with. `int8` needs scales beside it: digests
+/// have them, keys and values don't.
+enum class dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, bytes, int8 };
+
+/// Whether elements of the type are numbers by themselves, as keys, values and queries must be.
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr bool is_floating(dtype type)
+{
+  return type != dtype::bytes && type != dtype::int8;
+}
 
 [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t size_of(dtype type)
 {
@@ -147,7 +154,8 @@ enum class dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, bytes
     case dtype::float16:
     case dtype::bfloat16: return 2;
     case dtype::float8_e4m3:
-    case dtype::bytes: return 1;
+    case dtype::bytes:
+    case dtype::int8: return 1;
   }
   return 0;
 }
@@ -160,11 +168,12 @@ enum class dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, bytes
     case dtype::bfloat16: return "bfloat16";
     case dtype::float8_e4m3: return "float8_e4m3";
     case dtype::bytes: return "bytes";
+    case dtype::int8: return "int8";
   }
   return "unknown";
 }
 
-/// Element `index` of an array whose type is known at run time. `bytes` reads as 0.
+/// Element `index` of an array whose type is known at run time. `bytes` and `int8` read as 0.
 [[nodiscard]] PULSEINFER_HOST_DEVICE inline float load_as_float(void const* data, dtype type, std::uint64_t index)
 {
   switch (type) {
@@ -172,12 +181,13 @@ enum class dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, bytes
     case dtype::float16: return static_cast<float>(static_cast<half const*>(data)[index]);
     case dtype::bfloat16: return static_cast<float>(static_cast<bfloat16 const*>(data)[index]);
     case dtype::float8_e4m3: return static_cast<float>(static_cast<fp8_e4m3 const*>(data)[index]);
-    case dtype::bytes: return 0.0F;
+    case dtype::bytes:
+    case dtype::int8: return 0.0F;
   }
   return 0.0F;
 }
 
-/// Stores `value`, rounded to `type`, as element `index`. `bytes` stores nothing.
+/// Stores `value`, rounded to `type`, as element `index`. `bytes` and `int8` store nothing.
 PULSEINFER_HOST_DEVICE inline void store_from_float(void* data, dtype type, std::uint64_t index, float value)
 {
   switch (type) {
@@ -185,7 +195,8 @@ PULSEINFER_HOST_DEVICE inline void store_from_float(void* data, dtype type, std:
     case dtype::float16: static_cast<half*>(data)[index] = half{value}; break;
     case dtype::bfloat16: static_cast<bfloat16*>(data)[index] = bfloat16{value}; break;
     case dtype::float8_e4m3: static_cast<fp8_e4m3*>(data)[index] = fp8_e4m3{value}; break;
-    case dtype::bytes: break;
+    case dtype::bytes:
+    case dtype::int8: break;
   }
 }
 

@@ -47,17 +47,23 @@
 
 #include <pulseinfer/device/atomic.hpp>
 #include <pulseinfer/device/attention.hpp>
+#include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/block_score.hpp>
 #include <pulseinfer/device/checksum.hpp>
 #include <pulseinfer/device/copy_bytes.hpp>
 #include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/exponential.hpp>
 #include <pulseinfer/device/group.hpp>
 #include <pulseinfer/device/kept_blocks.hpp>
+#include <pulseinfer/device/key_range.hpp>
 #include <pulseinfer/device/land.hpp>
 #include <pulseinfer/device/lanes.hpp>
+#include <pulseinfer/device/log_mass.hpp>
 #include <pulseinfer/device/logarithm.hpp>
+#include <pulseinfer/device/mean_key.hpp>
 #include <pulseinfer/device/merge.hpp>
+#include <pulseinfer/device/min_max.hpp>
 #include <pulseinfer/device/reduce.hpp>
 #include <pulseinfer/device/remember_selection.hpp>
 #include <pulseinfer/device/share.hpp>
@@ -141,10 +147,14 @@
 #include <pulseinfer/residency/lease_book.hpp>
 #include <pulseinfer/residency/staging_ring.hpp>
 
+#include <pulseinfer/selector/block_digest.hpp>
 #include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/external_selector.hpp>
 #include <pulseinfer/selector/fixed_tokens.hpp>
+#include <pulseinfer/selector/log_mass.hpp>
+#include <pulseinfer/selector/mean_key.hpp>
+#include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/resolved_budget.hpp>
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>

@@ -5,6 +5,10 @@
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
+#include <pulseinfer/selector/cuboid_mean.hpp>
+#include <pulseinfer/selector/log_mass.hpp>
+#include <pulseinfer/selector/mean_key.hpp>
+#include <pulseinfer/selector/min_max.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -220,5 +225,139 @@ TEST_SUITE("operation")
     CHECK(!std::isnan(call.votes[0]));
     CHECK(call.score({}, 10).cost().flops == 2U * 20 * 3 * 3 * 128);
     CHECK(call.score({}, 20).cost().flops == 0);
+  }
+
+  TEST_CASE_TEMPLATE(
+    "digests of every form and type, and their bounds, lie where scoring reads them, for any group", Policy,
+    pulseinfer::cuboid_mean, pulseinfer::min_max, pulseinfer::mean_key, pulseinfer::log_mass)
+  {
+    for (dtype const type : {dtype::float32, dtype::float16, dtype::int8}) {
+      for (shape const& s : shapes) {
+        CAPTURE(s.head_dim);
+        CAPTURE(name_of(type));
+        std::uint32_t const bt = s.block_tokens;
+        pulseinfer::kv_geometry geometry = geometry_of(s);
+        geometry.value_dim = 24;
+        geometry.key_type = geometry.value_type = dtype::float16;
+        cache c{geometry, {{9 * bt + 1, 2}, {3 * bt, 1}, {0, 0}}, s.head_dim};
+        Policy const policy{.type = type, .bounds = true};
+        policy.validate();
+        std::vector<std::uint64_t> const bytes{policy.block_bytes(s.head_dim, s.heads.count)};
+        CHECK(bytes[0] % 16 == 0);
+        selection_arrays solo{c, 1, bytes};
+        selection_arrays threads{c, 1, bytes};
+        auto const digests = [&](selection_arrays const& arrays) {
+          return typename Policy::update_operation{
+            .request = arrays.digest_request(0, c.max_blocks),
+            .heads = s.heads,
+            .head_groups = s.head_groups,
+            .digest_type = type,
+            .bounds_offset = policy.bounds_offset(s.head_dim, s.heads.count)};
+        };
+        with_all_tokens_new(c, [&] {
+          pulseinfer_test::run_solo(digests(solo));
+          pulseinfer_test::run_parallel(digests(threads), 3);
+        });
+
+        tensor queries{dtype::float32, c.tensor_tokens, s.query_heads, s.head_dim, 1};
+        queries.randomise(c.random);
+        std::uint32_t const group = geometry.query_group();
+        pulseinfer::score_table table{
+          .queries = 2, .heads = s.heads.count * group, .pitch = pulseinfer::round_up(c.max_blocks, 16U)};
+        std::vector<float> memory(c.info.size() * 2 * std::size_t{table.heads} * table.pitch, std::nanf(""));
+        table.data = memory.data();
+        typename Policy::score_operation const score{
+          .request = solo.select_request(0, queries.view),
+          .scores = table,
+          .heads = s.heads,
+          .query_group = group,
+          .block_tokens = bt,
+          .digest_type = type,
+          .scale = 0.2F};
+        pulseinfer_test::run_solo(score);
+        std::vector<float> const scored = memory;
+        std::fill(memory.begin(), memory.end(), std::nanf(""));
+        pulseinfer_test::run_parallel(score, 5);
+        CHECK(std::memcmp(scored.data(), memory.data(), scored.size() * sizeof(float)) == 0);
+        CHECK(score.cost().flops > 0);
+
+        double worst = 0;
+        std::uint32_t wrong = 0;
+        for (std::uint32_t row = 0; row < 2; ++row) {
+          for (std::uint32_t block = 0; block < c.info[row].blocks(bt); ++block) {
+            auto const at = [&](selection_arrays const& arrays) {
+              return arrays.digests.address(pulseinfer::layer_id{0}, static_cast<pulseinfer::row_id>(row), block);
+            };
+            wrong += std::memcmp(at(solo), at(threads), s.heads.count * policy.head_bytes(s.head_dim)) != 0 ? 1U : 0U;
+            for (std::uint32_t head = 0; head < s.heads.count; ++head) {
+              // The first part and what queries make of it, read value by value.
+              std::vector<double> parts;
+              std::uint32_t const elements = pulseinfer::device::digest_elements(type, Policy::form::parts, s.head_dim);
+              pulseinfer::device::visit_digests(type, [&](auto stored) {
+                using value = typename decltype(stored)::type;
+                pulseinfer::device::digest_values<value> const digest{
+                  reinterpret_cast<value*>(at(solo) + head * policy.head_bytes(s.head_dim)), elements};
+                for (std::uint32_t first = 0; first < elements; first += 16) {
+                  pulseinfer::device::float_lanes lanes;
+                  digest.load(first, lanes);
+                  float sixteen[16];
+                  lanes.store(sixteen);
+                  parts.insert(parts.end(), sixteen, sixteen + 16);
+                }
+              });
+              std::uint32_t const stride = pulseinfer::device::digest_stride(type, s.head_dim);
+              pulseinfer::block_bounds bounds[2];
+              std::memcpy(&bounds[0], at(solo) + s.heads.count * policy.head_bytes(s.head_dim) + 8U * head, 8);
+              std::memcpy(&bounds[1], at(threads) + s.heads.count * policy.head_bytes(s.head_dim) + 8U * head, 8);
+              wrong += std::memcmp(&bounds[0], &bounds[1], 8) != 0 ? 1U : 0U;
+              double radius = 0;
+              double norm = 0;
+              for (std::uint32_t t = 0; t < c.info[row].valid_tokens(block, bt); ++t) {
+                double distance = 0;
+                for (std::uint32_t j = 0; j < s.head_dim; ++j) {
+                  double const key = static_cast<double>(c.key(0, row, s.heads.first + head, block * bt + t, j));
+                  distance += (key - parts[j]) * (key - parts[j]);
+                }
+                double square = 0;
+                for (std::uint32_t j = 0; j < 24; ++j) {
+                  double const value = static_cast<double>(c.value(0, row, s.heads.first + head, block * bt + t, j));
+                  square += value * value;
+                }
+                radius = std::max(radius, std::sqrt(distance));
+                norm = std::max(norm, std::sqrt(square));
+              }
+              wrong += static_cast<double>(bounds[0].key_radius) < radius ? 1U : 0U;
+              wrong += static_cast<double>(bounds[0].key_radius) > radius * 1.0001 + 1e-12 ? 1U : 0U;
+              wrong += static_cast<double>(bounds[0].value_norm) < norm ? 1U : 0U;
+              wrong += static_cast<double>(bounds[0].value_norm) > norm * 1.0001 ? 1U : 0U;
+
+              for (std::uint32_t i = 0; i < group; ++i) {
+                std::uint32_t const query_head = (s.heads.first + head) * group + i;
+                double right = std::log(c.info[row].valid_tokens(block, bt));
+                double size = 1.0;
+                for (std::uint32_t j = 0; j < s.head_dim; ++j) {
+                  double const q = 0.2F *
+                    static_cast<double>(
+                                     queries.at(static_cast<std::uint64_t>(c.info[row].token_offset), query_head, j));
+                  double term = q * parts[j];
+                  if constexpr (std::is_same_v<Policy, pulseinfer::log_mass>) {
+                    term += q * q / 2 * parts[stride + j];
+                  } else if constexpr (Policy::form::parts == 2) {
+                    term += std::abs(q) * parts[stride + j];
+                  }
+                  right += term;
+                  size += std::abs(term);
+                }
+                double const got = static_cast<double>(
+                  scored[((std::size_t{row} * 2) * table.heads + head * group + i) * table.pitch + block]);
+                worst = std::isnan(got) ? 1e9 : std::max(worst, std::abs(got - right) / size);
+              }
+            }
+          }
+        }
+        CHECK(wrong == 0);
+        CHECK(worst <= 2e-6);
+      }
+    }
   }
 }

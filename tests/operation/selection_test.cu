@@ -13,6 +13,9 @@
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
+#include <pulseinfer/selector/cuboid_mean.hpp>
+#include <pulseinfer/selector/log_mass.hpp>
+#include <pulseinfer/selector/min_max.hpp>
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -113,6 +116,67 @@ double largest_difference(std::pmr::vector<float> const& a, std::pmr::vector<flo
     worst = std::isfinite(apart) ? std::max(worst, apart) : 1e9;
   }
   return worst;
+}
+
+/// Digests of all blocks and their scores, on the CPU and on the GPU.
+template <class Policy>
+void check_digests(gpu& on, shape const& s, dtype type)
+{
+  CAPTURE(name_of(type));
+  CAPTURE(s.head_dim);
+  std::uint32_t const bt = s.block_tokens;
+  cache c{geometry_of(s), {{60 * bt + 1, 2}, {1, 1}, {9 * bt, 1}, {0, 0}}, s.head_dim};
+  tensor queries{s.type, c.tensor_tokens, s.query_heads, s.head_dim, 2};
+  queries.randomise(c.random);
+  Policy const policy{.type = type, .bounds = true};
+  pulseinfer::scoring_heads const heads{.first = 0, .count = s.kv_heads};
+  std::vector<std::uint64_t> const bytes{policy.block_bytes(s.head_dim, s.kv_heads)};
+  selection_arrays cpu_arrays{c, 8, bytes};
+  selection_arrays gpu_arrays{c, 8, bytes};
+  pulseinfer::score_table table{.queries = 2, .heads = s.query_heads, .pitch = pulseinfer::round_up(c.max_blocks, 16U)};
+  std::pmr::vector<float> scores[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    scores[i].assign(c.info.size() * 2 * std::size_t{s.query_heads} * table.pitch, std::nanf(""));
+    table.data = scores[i].data();
+    selection_arrays const& arrays = i == 0 ? cpu_arrays : gpu_arrays;
+    auto const run = [&](auto const& op) {
+      if (i == 0) {
+        pulseinfer_test::run_solo(op);
+      } else {
+        on.run(op);
+      }
+    };
+    with_all_tokens_new(c, [&] {
+      run(typename Policy::update_operation{
+        .request = arrays.digest_request(0, c.max_blocks),
+        .heads = heads,
+        .head_groups = s.head_groups,
+        .digest_type = type,
+        .bounds_offset = policy.bounds_offset(s.head_dim, s.kv_heads)});
+    });
+    run(typename Policy::score_operation{
+      .request = arrays.select_request(0, queries.view),
+      .scores = table,
+      .heads = heads,
+      .query_group = c.geometry.query_group(),
+      .block_tokens = bt,
+      .budget_blocks = 8,
+      .digest_type = type,
+      .scale = 0.1F});
+  }
+  // A byte may be rounded the other way where a GPU contracts a product and a sum.
+  CHECK(largest_difference(scores[0], scores[1]) <= (type == dtype::int8 ? 2e-2 : 1e-3));
+  for (std::uint32_t block = 0; block < 60; block += 7) {
+    for (std::uint32_t head = 0; head < s.kv_heads; ++head) {
+      auto const bounds = [&](selection_arrays const& arrays) {
+        return *reinterpret_cast<pulseinfer::block_bounds const*>(
+          arrays.digests.address(pulseinfer::layer_id{0}, pulseinfer::row_id{0}, block) +
+          policy.bounds_offset(s.head_dim, s.kv_heads) + sizeof(pulseinfer::block_bounds) * head);
+      };
+      CHECK(bounds(gpu_arrays).key_radius == doctest::Approx(bounds(cpu_arrays).key_radius).epsilon(1e-3));
+      CHECK(bounds(gpu_arrays).value_norm == doctest::Approx(bounds(cpu_arrays).value_norm).epsilon(1e-5));
+    }
+  }
 }
 
 }  // namespace
@@ -376,3 +440,15 @@ TEST_CASE("law 8: a GPU chooses among ties as a CPU does, launch after launch, a
 }
 
 TEST_SUITE_END();
+
+TEST_CASE("digests of every form and type are made and scored on a GPU as on a CPU, most of them by generic bodies")
+{
+  managed_default const memory;
+  gpu on;
+  for (std::size_t const i : {0U, 3U, 5U}) {
+    check_digests<pulseinfer::cuboid_mean>(on, shapes[i], dtype::int8);
+    check_digests<pulseinfer::min_max>(on, shapes[i], dtype::float16);
+    check_digests<pulseinfer::log_mass>(on, shapes[i], dtype::float16);
+    check_digests<pulseinfer::log_mass>(on, shapes[i], dtype::float32);
+  }
+}

@@ -1,7 +1,11 @@
 #include "support/cache.hpp"
 #include "support/immediate_backend.hpp"
 #include "support/selection.hpp"
+#include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
+#include <pulseinfer/selector/log_mass.hpp>
+#include <pulseinfer/selector/mean_key.hpp>
+#include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 
 #include <doctest/doctest.h>
@@ -9,7 +13,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using pulseinfer::designated_head;
@@ -91,6 +97,34 @@ void check_choice(numbers const& selected, numbers const& right, std::vector<dou
   }
 }
 
+/// What one channel adds to a block's score, in double precision from the keys.
+template <class Digest>
+double channel_score(
+  cache const& c, std::uint32_t row, std::uint32_t kv_head, std::uint32_t block, std::uint32_t j, double q)
+{
+  std::uint32_t const bt = c.layout.block_tokens;
+  std::uint32_t const valid = c.info[row].valid_tokens(block, bt);
+  double mean = 0;
+  double square = 0;
+  double largest = -1e300;
+  for (std::uint32_t t = 0; t < valid; ++t) {
+    double const key = static_cast<double>(c.key(0, row, kv_head, block * bt + t, j));
+    mean += key / valid;
+    square += key * key / valid;
+    largest = std::max(largest, q * key);
+  }
+  if constexpr (std::is_same_v<Digest, pulseinfer::cuboid_mean>) {
+    auto const digest = pulseinfer_test::digest_of(c, 0, row, kv_head, block, j);
+    return q * digest.centre + std::abs(q) * digest.distance;
+  } else if constexpr (std::is_same_v<Digest, pulseinfer::min_max>) {
+    return largest;
+  } else if constexpr (std::is_same_v<Digest, pulseinfer::mean_key>) {
+    return q * mean;
+  } else {
+    return q * mean + q * q * (square - mean * mean) / 2;
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("selector")
@@ -148,6 +182,48 @@ TEST_SUITE("selector")
           before[lane] = selected;
         }
         h.queries.randomise(c.random, 2.0F);
+      }
+    }
+  }
+
+  TEST_CASE_TEMPLATE(
+    "solo_head_selector selects by digests of any form, with floats as a slow reference does, with bytes nearly so",
+    Digest, pulseinfer::cuboid_mean, pulseinfer::min_max, pulseinfer::mean_key, pulseinfer::log_mass)
+  {
+    pulseinfer::kv_geometry geometry{
+      .layers = 1, .query_heads = 6, .kv_heads = 3, .head_dim = 40, .block_tokens = 8, .key_type = dtype::float32};
+    cache c{geometry, {{331, 1}, {200, 2}}, 7};
+    double const scale = 1.0 / std::sqrt(40.0);
+    for (bool const bounds : {false, true}) {
+      for (dtype const type : {dtype::float32, dtype::int8}) {
+        harness h{
+          solo_head_selector<Digest>{
+            .budget_tokens = 96, .sink_tokens = 8, .recent_tokens = 8, .digest = {.type = type, .bounds = bounds}},
+          c, 0, 2};
+        h.select();
+        for (std::uint32_t row = 0; row < 2; ++row) {
+          std::vector<double> votes(c.info[row].blocks(8), 0.0);
+          for (std::int32_t query = 0; query < c.info[row].new_tokens; ++query) {
+            for (std::uint32_t head = 0; head < 6; ++head) {
+              auto const shares = shares_of(
+                c, h.queries, row, static_cast<std::uint64_t>(c.info[row].token_offset + query), head, scale,
+                [&](double q, std::uint32_t kv_head, std::uint32_t block, std::uint32_t j) {
+                  return channel_score<Digest>(c, row, kv_head, block, j, q);
+                });
+              for (std::size_t block = 0; block < votes.size(); ++block) { votes[block] += shares[block]; }
+            }
+          }
+          numbers const selected = h.arrays.selected(row);
+          numbers const right = pulseinfer_test::selection_of(c.info[row], 8, votes, 12, 1, 1);
+          if (type == dtype::float32) {
+            check_choice(selected, right, votes);
+          } else {
+            numbers both;
+            std::set_intersection(
+              selected.begin(), selected.end(), right.begin(), right.end(), std::back_inserter(both));
+            CHECK(both.size() + 1 >= right.size());
+          }
+        }
       }
     }
   }

@@ -167,6 +167,27 @@ inline reference_digest digest_of(
   return result;
 }
 
+/// Shares of a query head's blocks in double precision, from score(scaled q, kv head, block, channel) summed over channels.
+template <class Score>
+std::vector<double> shares_of(
+  cache const& c, tensor const& queries, std::uint32_t row, std::uint64_t token, std::uint32_t head, double scale,
+  Score const& score)
+{
+  std::vector<double> shares(c.info[row].blocks(c.layout.block_tokens));
+  for (std::uint32_t block = 0; block < shares.size(); ++block) {
+    double sum = std::log(c.info[row].valid_tokens(block, c.layout.block_tokens));
+    for (std::uint32_t j = 0; j < c.geometry.head_dim; ++j) {
+      sum += score(scale * static_cast<double>(queries.at(token, head, j)), head / c.geometry.query_group(), block, j);
+    }
+    shares[block] = sum;
+  }
+  double const top = *std::max_element(shares.begin(), shares.end());
+  double total = 0;
+  for (double& share : shares) { total += share = std::exp(share - top); }
+  for (double& share : shares) { share /= total; }
+  return shares;
+}
+
 /// Votes of a lane's blocks in double precision: shares summed over query tokens and the query heads of the KV heads.
 inline std::vector<double> votes_of(
   cache const& c, tensor const& queries, std::uint32_t layer, std::uint32_t row, pulseinfer::scoring_heads heads,
@@ -178,20 +199,13 @@ inline std::vector<double> votes_of(
   for (std::uint32_t query = 0; query < static_cast<std::uint32_t>(c.info[row].new_tokens); ++query) {
     auto const token = static_cast<std::uint64_t>(c.info[row].token_offset) + query;
     for (std::uint32_t head = heads.first * share; head < (heads.first + heads.count) * share; ++head) {
-      std::vector<double> scores(blocks);
-      for (std::uint32_t block = 0; block < blocks; ++block) {
-        double sum = 0;
-        for (std::uint32_t j = 0; j < c.geometry.head_dim; ++j) {
-          double const q = static_cast<double>(queries.at(token, head, j));
-          reference_digest const digest = digest_of(c, layer, row, head / share, block, j);
-          sum += q * digest.centre + std::abs(q) * digest.distance;
-        }
-        scores[block] = scale * sum + std::log(c.info[row].valid_tokens(block, c.layout.block_tokens));
-      }
-      double const top = *std::max_element(scores.begin(), scores.end());
-      double total = 0;
-      for (double& score : scores) { total += score = std::exp(score - top); }
-      for (std::uint32_t block = 0; block < blocks; ++block) { votes[block] += scores[block] / total; }
+      auto const shares = shares_of(
+        c, queries, row, token, head, scale,
+        [&](double q, std::uint32_t kv_head, std::uint32_t block, std::uint32_t j) {
+          reference_digest const digest = digest_of(c, layer, row, kv_head, block, j);
+          return q * digest.centre + std::abs(q) * digest.distance;
+        });
+      for (std::uint32_t block = 0; block < blocks; ++block) { votes[block] += shares[block]; }
     }
   }
   for (std::uint32_t const block : previous) {

@@ -38,6 +38,8 @@ namespace pulseinfer::device {
   return pulseinfer::detail::bit_cast<float>(((bits & 0x7FU) == 0x7FU ? 0x7FC00000U : finite) | sign);
 }
 
+[[nodiscard]] PULSEINFER_HOST_DEVICE constexpr float widen(std::int8_t value) { return static_cast<float>(value); }
+
 /// The type that a `dtype` names, as a value.
 template <class T>
 struct element {
@@ -45,7 +47,7 @@ struct element {
 };
 
 /// Calls `body(element<T>{})` with the type that `type` names, so that one switch stands before a loop and none in it.
-/// `bytes` has no element type: nothing is called.
+/// `bytes` has no element type, and `int8` is no number without its scale: nothing is called.
 template <class Body>
 PULSEINFER_HOST_DEVICE void visit_elements(dtype type, Body const& body)
 {
@@ -54,7 +56,8 @@ PULSEINFER_HOST_DEVICE void visit_elements(dtype type, Body const& body)
     case dtype::float16: body(element<half>{}); break;
     case dtype::bfloat16: body(element<bfloat16>{}); break;
     case dtype::float8_e4m3: body(element<fp8_e4m3>{}); break;
-    case dtype::bytes: break;
+    case dtype::bytes:
+    case dtype::int8: break;
   }
 }
 

@@ -88,8 +88,10 @@ inline void validate(kv_geometry const& geometry)
       number(geometry.kv_heads) + " KV heads cannot be cut into " + number(geometry.head_groups) +
       " equal head groups"};
   }
-  if (geometry.key_type == dtype::bytes || geometry.value_type == dtype::bytes) {
-    throw configuration_error{"keys and values need an element type; opaque bytes go into extra planes"};
+  if (!is_floating(geometry.key_type) || !is_floating(geometry.value_type)) {
+    throw configuration_error{
+      std::string{"keys of "} + name_of(geometry.key_type) + " and values of " + name_of(geometry.value_type) +
+      ": both need a floating-point type; opaque bytes and scaled integers go into extra planes"};
   }
   if (geometry.value_is_key_prefix && geometry.value_elements() > geometry.head_dim) {
     throw configuration_error{

@@ -21,7 +21,7 @@ namespace pulseinfer {
 /// Queries: [tokens, query_heads, head_dim].
 [[nodiscard]] inline bool fits_queries(kv_geometry const& geometry, tensor_view const& q) noexcept
 {
-  return !q.empty() && q.heads == geometry.query_heads && q.dim == geometry.head_dim && q.type != dtype::bytes &&
+  return !q.empty() && q.heads == geometry.query_heads && q.dim == geometry.head_dim && is_floating(q.type) &&
     is_aligned(q);
 }
 
@@ -31,10 +31,10 @@ namespace pulseinfer {
 {
   if (k.empty() && v.empty()) { return true; }
   bool const keys =
-    !k.empty() && k.heads == geometry.kv_heads && k.dim == geometry.head_dim && k.type != dtype::bytes && is_aligned(k);
+    !k.empty() && k.heads == geometry.kv_heads && k.dim == geometry.head_dim && is_floating(k.type) && is_aligned(k);
   bool const values = geometry.value_is_key_prefix ? v.empty()
                                                    : !v.empty() && v.heads == geometry.kv_heads &&
-      v.dim == geometry.value_elements() && v.type != dtype::bytes && is_aligned(v);
+      v.dim == geometry.value_elements() && is_floating(v.type) && is_aligned(v);
   return keys && values;
 }
 

@@ -5,9 +5,8 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/block_score.hpp>
-#include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/logarithm.hpp>
-#include <pulseinfer/device/widen.hpp>
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/selection.hpp>
@@ -17,10 +16,12 @@
 
 namespace pulseinfer {
 
-/// scale * (q . centre + sum |q| distance) + ln(valid tokens) for each scoring query head and query token. One item is a
-/// stretch of blocks for the query heads of one scoring KV head of one row. Rows whose blocks are all selected are left
-/// out.
-struct score_blocks {
+/// ln(valid tokens) + the inner product of the query's spread form with the block's digest, for each scoring query head and
+/// query token. One item is a stretch of blocks for the query heads of one scoring KV head of one row. Rows whose blocks are
+/// all selected are left out.
+/// @tparam Spread how a query meets the digest, device/block_score.hpp
+template <class Spread>
+struct score_digests {
   static constexpr char const* name = "score_blocks";
   static constexpr operation_kind kind = operation_kind::data;
   static constexpr std::uint32_t item_blocks = 64;
@@ -43,20 +44,20 @@ struct score_blocks {
 
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const
   {
-    return std::size_t{item_queries} * device::cuboid_mean_elements(request.queries.dim) * sizeof(float);
+    return std::size_t{item_queries} * elements() * sizeof(float);
   }
 
   [[nodiscard]] operation_cost cost() const
   {
     operation_cost result;
-    std::uint64_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    std::uint64_t const digest = device::digest_bytes(digest_type, Spread::parts, request.queries.dim);
     for (row_id const row : request.rows) {
       row_info const& state = request.info[to_index(row)];
       std::uint64_t const blocks = state.blocks(block_tokens);
       if (blocks <= budget_blocks) { continue; }
       std::uint64_t const queries = std::uint64_t{pass.count(state.new_tokens, scores.queries)} * query_group;
-      result.device_bytes += blocks * heads.count * (elements * size_of(digest_type) + queries * sizeof(float));
-      result.flops += 2U * blocks * heads.count * queries * elements;
+      result.device_bytes += blocks * heads.count * (digest + queries * sizeof(float));
+      result.flops += 2U * blocks * heads.count * queries * elements();
     }
     return result;
   }
@@ -73,19 +74,19 @@ struct score_blocks {
     std::uint32_t const count = blocks - begin < item_blocks ? blocks - begin : item_blocks;
 
     auto* const spread = reinterpret_cast<float*>(scratch.data);
-    std::uint32_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    std::uint32_t const stride = device::digest_stride(digest_type, request.queries.dim);
     std::uint32_t const pairs = pass.count(state.new_tokens, scores.queries) * query_group;
     for (std::uint32_t first = 0; first < pairs; first += item_queries) {
       std::uint32_t const held = pairs - first < item_queries ? pairs - first : item_queries;
       for (std::uint32_t i = 0; i < held; ++i) {
         std::uint32_t const token = pass.first + (first + i) / query_group;
         std::uint32_t const query_head = (heads.first + head) * query_group + (first + i) % query_group;
-        device::spread_query(
+        device::spread_query<Spread>(
           group, request.queries.row(static_cast<std::uint64_t>(state.token_offset) + token, query_head),
-          request.queries.type, request.queries.dim, scale, spread + std::size_t{i} * elements);
+          request.queries.type, request.queries.dim, scale, spread + std::size_t{i} * elements(), stride, elements());
       }
       group.sync();
-      device::visit_elements(digest_type, [&](auto stored) {
+      device::visit_digests(digest_type, [&](auto stored) {
         score<typename decltype(stored)::type>(group, row, state, head, begin, count, first, held, spread);
       });
       group.sync();
@@ -97,26 +98,32 @@ struct score_blocks {
   {
     return divide_up(request.most_blocks, item_blocks);
   }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE constexpr std::uint32_t elements() const
+  {
+    return device::digest_elements(digest_type, Spread::parts, request.queries.dim);
+  }
 
   template <class Digest, thread_group Group>
   PULSEINFER_HOST_DEVICE void score(
     Group const& group, row_id row, row_info const& state, std::uint32_t head, std::uint32_t begin, std::uint32_t count,
     std::uint32_t first_pair, std::uint32_t pairs, float const* spread) const
   {
-    std::uint32_t const elements = device::cuboid_mean_elements(request.queries.dim);
+    using values = device::digest_values<Digest>;
+    std::uint64_t const digest_bytes = values::bytes(Spread::parts, request.queries.dim);
     std::uint32_t const quads = divide_up(pairs, device::score_quad);
     for (std::uint32_t unit = group.thread_rank(); unit < count * quads; unit += group.size()) {
       std::uint32_t const block = begin + unit / quads;
       std::uint32_t const first = unit % quads * device::score_quad;
-      auto const* const digest = reinterpret_cast<Digest const*>(request.digests.address(request.layer, row, block)) +
-        std::uint64_t{head} * elements;
+      values const digest{
+        reinterpret_cast<Digest*>(request.digests.address(request.layer, row, block) + head * digest_bytes),
+        elements()};
       float const* queries[device::score_quad];
       float result[device::score_quad];
       for (std::uint32_t i = 0; i < device::score_quad; ++i) {
         std::uint32_t const pair = first + i < pairs ? first + i : pairs - 1U;
-        queries[i] = spread + std::size_t{pair} * elements;
+        queries[i] = spread + std::size_t{pair} * elements();
       }
-      device::block_scores(queries, digest, elements, result);
+      device::block_scores(queries, digest, elements(), result);
       float const mass = device::logarithm(static_cast<float>(state.valid_tokens(block, block_tokens)));
       for (std::uint32_t i = 0; i < device::score_quad && first + i < pairs; ++i) {
         std::uint32_t const pair = first_pair + first + i;
@@ -125,6 +132,9 @@ struct score_blocks {
     }
   }
 };
+
+/// scale * (q . centre + sum |q| distance) + ln(valid tokens): scores of cuboid-mean and min-max digests.
+using score_blocks = score_digests<device::absolute_spread>;
 
 static_assert(operation<score_blocks>);
 

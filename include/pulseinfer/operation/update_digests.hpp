@@ -4,7 +4,9 @@
 
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
+#include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/widen.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/operation/score_table.hpp>
@@ -16,9 +18,11 @@
 
 namespace pulseinfer {
 
-/// Cuboid-mean digests over the valid keys of each touched block. One item is one block and scoring head of one row. A
-/// block without a slot keeps the digest it has.
-struct update_digests {
+/// Digests over the valid keys of each touched block, and their bounds where asked. One item is one block and scoring head
+/// of one row. A block without a slot keeps the digest it has.
+/// @tparam Form of the digests: device::cuboid_mean_form and its neighbours
+template <class Form>
+struct make_digests {
   static constexpr char const* name = "update_digests";
   static constexpr operation_kind kind = operation_kind::data;
 
@@ -26,15 +30,18 @@ struct update_digests {
   scoring_heads heads = {};
   std::uint32_t head_groups = 1;
   dtype digest_type = dtype::float16;
+  std::uint64_t bounds_offset =
+    0;  ///< from a block's digest to the block_bounds of the scoring heads; 0: none are kept
 
   [[nodiscard]] launch_shape shape() const
   {
     return {.items = std::uint64_t{request.rows.count} * request.most_touched * heads.count, .group_threads = 64};
   }
 
-  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t group_threads) const
   {
-    return 3U * std::size_t{request.layout.key().dim} * sizeof(float);
+    std::size_t const bounds = bounds_offset == 0 ? 0 : group_threads;
+    return (3U * std::size_t{request.layout.key().dim} + bounds) * sizeof(float);
   }
 
   [[nodiscard]] operation_cost cost() const
@@ -45,7 +52,7 @@ struct update_digests {
       touched += state.blocks(request.layout.block_tokens) - first_touched(state);
     }
     std::uint64_t const keys = std::uint64_t{request.layout.block_tokens} * request.layout.key().row_bytes;
-    std::uint64_t const digest = device::cuboid_mean_elements(request.layout.key().dim) * size_of(digest_type);
+    std::uint64_t const digest = digest_bytes() + (bounds_offset == 0 ? 0 : keys + sizeof(block_bounds));
     return {
       .device_bytes = touched * heads.count * (2U * keys + digest),
       .flops = touched * heads.count * 4U * request.layout.block_tokens * request.layout.key().dim};
@@ -69,24 +76,59 @@ struct update_digests {
     plane_layout const& plane = layout.key();
     std::byte const* const keys =
       request.pool.address(request.layer, slot) + row_offset(plane, kv_head % layout.heads, 0);
-    std::byte* const digest = request.digests.address(request.layer, row, block) +
-      std::uint64_t{head} * device::cuboid_mean_elements(plane.dim) * size_of(digest_type);
+    std::byte* const digests = request.digests.address(request.layer, row, block);
+    std::uint32_t const tokens = state.valid_tokens(block, layout.block_tokens);
+    auto* const floats = reinterpret_cast<float*>(scratch.data);
     device::visit_elements(plane.type, [&](auto key) {
-      device::visit_elements(digest_type, [&](auto stored) {
-        device::cuboid_mean(
-          group, reinterpret_cast<typename decltype(key)::type const*>(keys), plane.token_stride,
-          state.valid_tokens(block, layout.block_tokens), plane.dim,
-          reinterpret_cast<typename decltype(stored)::type*>(digest), reinterpret_cast<float*>(scratch.data));
+      device::visit_digests(digest_type, [&](auto stored) {
+        using value = typename decltype(stored)::type;
+        Form::make(
+          group, reinterpret_cast<typename decltype(key)::type const*>(keys), plane.token_stride, tokens, plane.dim,
+          device::digest_values<value>{
+            reinterpret_cast<value*>(digests + head * digest_bytes()),
+            device::digest_elements(digest_type, Form::parts, plane.dim)},
+          floats);
       });
     });
+    if (bounds_offset == 0) { return; }
+    group.sync();
+    plane_layout const& values = layout.value();
+    std::byte const* const value_rows =
+      request.pool.address(request.layer, slot) + row_offset(values, kv_head % layout.heads, 0);
+    block_bounds const bounds{
+      .key_radius = radius(group, plane, keys, tokens, plane.dim, floats, floats + std::size_t{3} * plane.dim),
+      .value_norm =
+        radius(group, values, value_rows, tokens, layout.value_dim, nullptr, floats + std::size_t{3} * plane.dim)};
+    if (group.thread_rank() == 0U) { reinterpret_cast<block_bounds*>(digests + bounds_offset)[head] = bounds; }
   }
 
  private:
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint64_t digest_bytes() const
+  {
+    return device::digest_bytes(digest_type, Form::parts, request.layout.key().dim);
+  }
+
+  template <thread_group Group>
+  [[nodiscard]] static PULSEINFER_HOST_DEVICE float radius(
+    Group const& group, plane_layout const& plane, std::byte const* rows, std::uint32_t tokens, std::uint32_t dim,
+    float const* origin, float* temp_storage)
+  {
+    float result = 0.0F;
+    device::visit_elements(plane.type, [&](auto stored) {
+      result = device::largest_distance(
+        group, reinterpret_cast<typename decltype(stored)::type const*>(rows), plane.token_stride, tokens, dim, origin,
+        temp_storage);
+    });
+    return result;
+  }
+
   [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t first_touched(row_info const& state) const
   {
     return static_cast<std::uint32_t>(state.tokens - state.new_tokens) / request.layout.block_tokens;
   }
 };
+
+using update_digests = make_digests<device::cuboid_mean_form>;
 
 static_assert(operation<update_digests>);
 

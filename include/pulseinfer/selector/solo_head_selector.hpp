@@ -31,7 +31,7 @@ namespace pulseinfer {
 /// score of each block from its digest -> softmax share per head and query -> vote: shares summed over heads and queries,
 /// e^hysteresis times for blocks of the previous selection -> the most votes, ties to the lowest id. Sink, recent and open
 /// blocks are always selected and count towards the budget. A row that has no more blocks than its budget reads all.
-/// @tparam Digest cuboid_mean   @tparam HeadRule soft_vote or designated_head   @tparam Budget fixed_tokens
+/// @tparam Digest cuboid_mean, min_max, mean_key or log_mass   @tparam HeadRule soft_vote or designated_head   @tparam Budget fixed_tokens
 template <class Digest = cuboid_mean, class HeadRule = soft_vote, class Budget = fixed_tokens>
 struct solo_head_selector {
   std::uint32_t budget_tokens = 2048;  ///< sink, recent and open tokens included
@@ -124,7 +124,8 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
         .request = request,
         .heads = heads_[to_index(request.layer)],
         .head_groups = limits_.geometry.head_groups,
-        .digest_type = digest_.type});
+        .digest_type = digest_.type,
+        .bounds_offset = digest_.bounds_offset(limits_.geometry.head_dim, heads_[to_index(request.layer)].count)});
   }
 
   /// Enqueues the selection of the request's rows: one launch where no row has more blocks than its budget,
