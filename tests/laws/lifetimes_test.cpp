@@ -3,6 +3,7 @@
 #include <support/laws/rules.hpp>
 #include <support/laws/small_rig.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -187,7 +188,7 @@ template <class Program>
 exploration some_orders(script const& how, Program const& program)
 {
   exploration const all = explore_orders(how, program, {.orders = 1000});
-  return all.complete ? all : draw_orders(how, program, 1000);
+  return all.complete && !all.cut ? all : draw_orders(how, program, std::min<std::uint64_t>(1000, sanitized_orders));
 }
 
 /// Nothing went wrong, and where the host does not ask whether copies are complete something does.
