@@ -69,11 +69,13 @@
 #include <pulseinfer/device/share.hpp>
 #include <pulseinfer/device/sort.hpp>
 #include <pulseinfer/device/top_k.hpp>
+#include <pulseinfer/device/top_p.hpp>
 #include <pulseinfer/device/vote.hpp>
 #include <pulseinfer/device/widen.hpp>
 
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/checksum_blocks.hpp>
+#include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/exchange_slots.hpp>
 #include <pulseinfer/operation/export_append_slots.hpp>
 #include <pulseinfer/operation/export_table.hpp>
@@ -97,6 +99,7 @@
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/operation/select_imported.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
+#include <pulseinfer/operation/select_top_p.hpp>
 #include <pulseinfer/operation/select_window.hpp>
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
@@ -151,13 +154,17 @@
 #include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/external_selector.hpp>
+#include <pulseinfer/selector/few_heads.hpp>
 #include <pulseinfer/selector/fixed_tokens.hpp>
+#include <pulseinfer/selector/head_choice.hpp>
 #include <pulseinfer/selector/log_mass.hpp>
+#include <pulseinfer/selector/max_share.hpp>
 #include <pulseinfer/selector/mean_key.hpp>
 #include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/resolved_budget.hpp>
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/selector/top_p.hpp>
 
 #include <pulseinfer/transfer/batch_copy_engine.hpp>
 #include <pulseinfer/transfer/block_fragments.hpp>

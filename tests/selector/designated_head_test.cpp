@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
+#include <vector>
+
 using pulseinfer::designated_head;
 using pulseinfer::layer_id;
 
@@ -13,11 +16,10 @@ TEST_SUITE("selector")
     pulseinfer::kv_geometry const geometry{.layers = 3, .query_heads = 8, .kv_heads = 4, .head_dim = 1};
     designated_head const rule{.head_of_layer = {3, 0, 2}};
     rule.validate(geometry);
-    CHECK(rule.of_layer(layer_id{0}, geometry).first == 3);
-    CHECK(rule.of_layer(layer_id{2}, geometry).first == 2);
-    CHECK(rule.of_layer(layer_id{1}, geometry).count == 1);
-    CHECK(pulseinfer::soft_vote{}.of_layer(layer_id{1}, geometry).first == 0);
-    CHECK(pulseinfer::soft_vote{}.of_layer(layer_id{1}, geometry).count == 4);
+    using heads = std::vector<std::uint32_t>;
+    CHECK(rule.of_layer(layer_id{0}, geometry).kv_heads == heads{3});
+    CHECK(rule.of_layer(layer_id{2}, geometry).kv_heads == heads{2});
+    CHECK(pulseinfer::soft_vote{}.of_layer(layer_id{1}, geometry).kv_heads == heads{0, 1, 2, 3});
   }
 
   TEST_CASE("designated_head refuses heads that do not exist, too few or many layers, and head groups")

@@ -22,6 +22,18 @@ PULSEINFER_HOST_DEVICE void vote(
   }
 }
 
+/// Adds weight * share to each vote, or takes it in place of a smaller vote.
+/// @param shares [blocks] of one voter   @param votes [blocks], not negative   @sync none, blocks as in vote
+template <thread_group Group>
+PULSEINFER_HOST_DEVICE void combine_share(
+  Group const& group, float const* shares, float weight, bool largest, std::uint32_t blocks, float* votes)
+{
+  for (std::uint32_t b = group.thread_rank(); b < blocks; b += group.size()) {
+    float const share = weight * shares[b];
+    votes[b] = !largest ? votes[b] + share : share > votes[b] ? share : votes[b];
+  }
+}
+
 /// Multiplies the votes of blocks whose bit is set: what was selected before stays more readily.
 /// @param previous bit i of word w is block 32 * w + i; votes[0] is block `begin`   @sync none, blocks as in vote
 template <thread_group Group>

@@ -4,7 +4,7 @@
 
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
-#include <pulseinfer/operation/score_table.hpp>
+#include <pulseinfer/selector/head_choice.hpp>
 #include <pulseinfer/types.hpp>
 
 #include <cstddef>
@@ -40,9 +40,9 @@ struct designated_head {
     }
   }
 
-  [[nodiscard]] scoring_heads of_layer(layer_id layer, kv_geometry const&) const
+  [[nodiscard]] head_choice of_layer(layer_id layer, kv_geometry const&) const
   {
-    return {.first = head_of_layer[to_index(layer)], .count = 1};
+    return {.kv_heads = {head_of_layer[to_index(layer)]}};
   }
 };
 

@@ -3,7 +3,7 @@
 /// A head rule: every query head votes with its share of the softmax mass.
 
 #include <pulseinfer/layout/kv_geometry.hpp>
-#include <pulseinfer/operation/score_table.hpp>
+#include <pulseinfer/selector/head_choice.hpp>
 #include <pulseinfer/types.hpp>
 
 namespace pulseinfer {
@@ -13,9 +13,9 @@ namespace pulseinfer {
 struct soft_vote {
   void validate(kv_geometry const&) const {}
 
-  [[nodiscard]] scoring_heads of_layer(layer_id, kv_geometry const& geometry) const
+  [[nodiscard]] head_choice of_layer(layer_id, kv_geometry const& geometry) const
   {
-    return {.first = 0, .count = geometry.kv_heads};
+    return all_heads(geometry, share_combination::sum);
   }
 };
 

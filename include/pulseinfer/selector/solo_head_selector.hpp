@@ -5,14 +5,18 @@
 #include <pulseinfer/concepts/archetypes.hpp>
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/concepts/selector.hpp>
+#include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/lanes.hpp>
 #include <pulseinfer/error.hpp>
+#include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
+#include <pulseinfer/operation/select_top_p.hpp>
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
 #include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/fixed_tokens.hpp>
+#include <pulseinfer/selector/head_choice.hpp>
 #include <pulseinfer/selector/resolved_budget.hpp>
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/store/set_up_copy.hpp>
@@ -31,7 +35,8 @@ namespace pulseinfer {
 /// score of each block from its digest -> softmax share per head and query -> vote: shares summed over heads and queries,
 /// e^hysteresis times for blocks of the previous selection -> the most votes, ties to the lowest id. Sink, recent and open
 /// blocks are always selected and count towards the budget. A row that has no more blocks than its budget reads all.
-/// @tparam Digest cuboid_mean, min_max, mean_key or log_mass   @tparam HeadRule soft_vote or designated_head   @tparam Budget fixed_tokens
+/// @tparam Digest cuboid_mean, min_max, mean_key or log_mass   @tparam HeadRule soft_vote, designated_head,
+/// few_heads, max_share or calibrated_heads   @tparam Budget fixed_tokens or top_p
 template <class Digest = cuboid_mean, class HeadRule = soft_vote, class Budget = fixed_tokens>
 struct solo_head_selector {
   std::uint32_t budget_tokens = 2048;  ///< sink, recent and open tokens included
@@ -76,15 +81,25 @@ template <class B>
 class solo_head_selector<Digest, HeadRule, Budget>::bound {
  public:
   bound(solo_head_selector const& options, B& backend, selector_limits const& limits)
-    : backend_{&backend}, limits_{checked(options, limits)}, digest_{options.digest}
+    : backend_{&backend}, limits_{checked(options, limits)}, digest_{options.digest}, budget_policy_{options.budget}
   {
     kv_geometry const& geometry = limits_.geometry;
     std::uint32_t most_heads = 0;
+    std::uint32_t weights = 0;
     for (std::uint32_t i = 0; i < geometry.layers; ++i) {
       auto const layer = static_cast<layer_id>(i);
       budgets_.push_back(options.resolve(layer, geometry.block_tokens, limits_.max_step_tokens));
-      heads_.push_back(options.heads.of_layer(layer, geometry));
+      head_choice const choice = options.heads.of_layer(layer, geometry);
+      pulseinfer::validate(choice, layer, geometry);
+      heads_.push_back(
+        {.count = static_cast<std::uint32_t>(choice.kv_heads.size()),
+         .first_run = static_cast<std::uint32_t>(runs_.size()),
+         .first_weight = choice.weights.empty() ? no_weights : weights,
+         .largest = choice.combination == share_combination::largest});
+      append_runs(choice.kv_heads);
+      heads_.back().runs = static_cast<std::uint32_t>(runs_.size()) - heads_.back().first_run;
       most_heads = std::max(most_heads, heads_.back().count);
+      weights += static_cast<std::uint32_t>(choice.weights.size());
     }
     favour_ = std::exp(options.hysteresis);
     scale_ = options.scale == 0.0F ? 1.0F / std::sqrt(static_cast<float>(geometry.head_dim)) : options.scale;
@@ -93,6 +108,16 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     std::uint64_t const score_rows = rows * limits_.max_step_tokens * most_heads * geometry.query_group();
     scores_ = slab<B>{backend, memory_space::device, score_rows * pitch_ * sizeof(float)};
     votes_ = slab<B>{backend, memory_space::device, rows * geometry.head_groups * pitch_ * sizeof(float)};
+    if (weights != 0) {
+      slab<B> const given{backend, memory_space::pinned, weights * sizeof(float)};
+      weights_ = slab<B>{backend, memory_space::device, given.bytes()};
+      auto* next = given.template as<float>();
+      for (std::uint32_t i = 0; i < geometry.layers; ++i) {
+        head_choice const choice = options.heads.of_layer(static_cast<layer_id>(i), geometry);
+        next = std::copy(choice.weights.begin(), choice.weights.end(), next);
+      }
+      set_up_copy(backend, weights_.data(), given.data(), given.bytes());
+    }
     // A simulation runs the choice but not the votes: they must be numbers.
     slab<B> const zeros{backend, memory_space::pinned, votes_.bytes()};
     std::fill_n(zeros.data(), zeros.bytes(), std::byte{0});
@@ -109,27 +134,38 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     return digest_.block_bytes(limits_.geometry.head_dim, heads_[to_index(layer)].count);
   }
 
-  /// Bytes of device memory that scores and votes take.
-  [[nodiscard]] std::uint64_t allocated_bytes() const noexcept { return scores_.bytes() + votes_.bytes(); }
+  /// Bytes of device memory that scores, votes and weights take.
+  [[nodiscard]] std::uint64_t allocated_bytes() const noexcept
+  {
+    return scores_.bytes() + votes_.bytes() + weights_.bytes();
+  }
 
-  /// Makes the digests of the blocks that this step's tokens touched, from the keys that earlier work on `stream` wrote.
+  /// Makes the digests of the blocks that this step's tokens touched, from the keys that earlier work on `stream` wrote: one
+  /// launch for each run of neighbouring KV heads that choose.
   /// @status out_of_range for an unknown layer; what the backend's launch says
   status digest_async(typename B::stream_ref stream, digest_request const& request) noexcept
   {
     if (!known(request.layer)) { return status::out_of_range; }
     if (request.rows.count == 0 || request.most_touched == 0) { return status::ok; }
-    return backend_->launch(
-      stream,
-      typename Digest::update_operation{
+    layer_heads const& heads = heads_[to_index(request.layer)];
+    for (std::uint32_t i = 0; i < heads.runs; ++i) {
+      head_run const& run = runs_[heads.first_run + i];
+      typename Digest::update_operation op{
         .request = request,
-        .heads = heads_[to_index(request.layer)],
+        .heads = run.heads,
         .head_groups = limits_.geometry.head_groups,
         .digest_type = digest_.type,
-        .bounds_offset = digest_.bounds_offset(limits_.geometry.head_dim, heads_[to_index(request.layer)].count)});
+        .bounds_offset = digest_.bounds_offset(limits_.geometry.head_dim, heads.count)};
+      std::uint64_t const before = run.place * digest_.head_bytes(limits_.geometry.head_dim);
+      op.request.digests.base += before;
+      if (op.bounds_offset != 0) { op.bounds_offset += run.place * sizeof(block_bounds) - before; }
+      if (status const result = backend_->launch(stream, op); result != status::ok) { return result; }
+    }
+    return status::ok;
   }
 
   /// Enqueues the selection of the request's rows: one launch where no row has more blocks than its budget,
-  /// else three more for each pass of max_step_tokens query tokens.
+  /// else for each pass of max_step_tokens query tokens two more, and one for each run of neighbouring KV heads that choose.
   /// @status out_of_range for an unknown layer; capacity_exceeded for more rows or blocks than bound; invalid_argument for
   ///         queries of another shape; what the backend's launch says
   status select_async(typename B::stream_ref stream, select_request const& request) noexcept
@@ -149,25 +185,63 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
         if (status const result = vote_async(stream, request, first); result != status::ok) { return result; }
       }
     }
-    resolved_budget const& sizes = budget(request.layer);
-    return backend_->launch(
-      stream,
-      select_top_k{
-        .layer = request.layer,
-        .rows = request.rows,
-        .info = request.info,
-        .votes = votes_.template as<float>(),
-        .selection = request.selection,
-        .vote_pitch = pitch_,
-        .head_groups = limits_.geometry.head_groups,
-        .block_tokens = limits_.geometry.block_tokens,
-        .budget_blocks = sizes.budget_blocks,
-        .sink_blocks = sizes.sink_blocks,
-        .recent_blocks = sizes.recent_blocks,
-        .remember = request.remember});
+    resolved_budget const& blocks = budget(request.layer);
+    select_top_k const choice{
+      .layer = request.layer,
+      .rows = request.rows,
+      .info = request.info,
+      .votes = votes_.template as<float>(),
+      .selection = request.selection,
+      .vote_pitch = pitch_,
+      .head_groups = limits_.geometry.head_groups,
+      .block_tokens = limits_.geometry.block_tokens,
+      .budget_blocks = blocks.budget_blocks,
+      .sink_blocks = blocks.sink_blocks,
+      .recent_blocks = blocks.recent_blocks,
+      .remember = request.remember};
+    if constexpr (requires { budget_policy_.sizes(0U, 0U); }) {
+      return backend_->launch(
+        stream,
+        select_top_p{
+          .most = choice,
+          .sizes = budget_policy_.sizes(blocks.budget_blocks, limits_.geometry.block_tokens),
+          .share = static_cast<float>(budget_policy_.share),
+          .favour = favour_,
+          .most_blocks = request.most_blocks});
+    } else {
+      return backend_->launch(stream, choice);
+    }
   }
 
  private:
+  /// Neighbouring KV heads that choose, and the place of the first among the layer's.
+  struct head_run {
+    scoring_heads heads = {};
+    std::uint32_t place = 0;
+  };
+
+  static constexpr std::uint32_t no_weights = ~0U;
+
+  struct layer_heads {
+    std::uint32_t count = 0;
+    std::uint32_t first_run = 0;
+    std::uint32_t runs = 0;
+    std::uint32_t first_weight = no_weights;
+    bool largest = false;
+  };
+
+  void append_runs(std::vector<std::uint32_t> const& kv_heads)
+  {
+    for (std::uint32_t place = 0; place < kv_heads.size(); ++place) {
+      std::uint32_t const head = kv_heads[place];
+      if (place > 0 && head == kv_heads[place - 1] + 1) {
+        ++runs_.back().heads.count;
+      } else {
+        runs_.push_back({.heads = {.first = head, .count = 1}, .place = place});
+      }
+    }
+  }
+
   [[nodiscard]] static selector_limits const& checked(solo_head_selector const& options, selector_limits const& limits)
   {
     validate(limits.geometry);
@@ -196,7 +270,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   /// Votes of the query tokens from `first` on, added to those of the passes before.
   status vote_async(typename B::stream_ref stream, select_request const& request, std::uint32_t first) noexcept
   {
-    scoring_heads const heads = heads_[to_index(request.layer)];
+    layer_heads const& heads = heads_[to_index(request.layer)];
     std::uint32_t const most = limits_.max_step_tokens;
     std::uint32_t const rest = request.most_queries > first ? request.most_queries - first : 0;
     score_table const scores{
@@ -207,20 +281,23 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     query_pass const pass{.first = first, .last = rest <= most};
     std::uint32_t const budget = budget_blocks(request.layer);
     std::uint32_t const block_tokens = limits_.geometry.block_tokens;
-    status result = backend_->launch(
-      stream,
-      typename Digest::score_operation{
+    for (std::uint32_t i = 0; i < heads.runs; ++i) {
+      head_run const& run = runs_[heads.first_run + i];
+      typename Digest::score_operation op{
         .request = request,
         .scores = scores,
         .pass = pass,
-        .heads = heads,
+        .heads = run.heads,
         .query_group = limits_.geometry.query_group(),
         .block_tokens = block_tokens,
         .budget_blocks = budget,
         .digest_type = digest_.type,
-        .scale = scale_});
-    if (result != status::ok) { return result; }
-    result = backend_->launch(
+        .scale = scale_};
+      op.request.digests.base += run.place * digest_.head_bytes(limits_.geometry.head_dim);
+      op.scores.data += std::uint64_t{run.place} * limits_.geometry.query_group() * pitch_;
+      if (status const result = backend_->launch(stream, op); result != status::ok) { return result; }
+    }
+    status const shared = backend_->launch(
       stream,
       share_blocks{
         .rows = request.rows,
@@ -231,7 +308,27 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
         .most_blocks = request.most_blocks,
         .block_tokens = block_tokens,
         .budget_blocks = budget});
-    if (result != status::ok) { return result; }
+    if (shared != status::ok) { return shared; }
+    if (heads.largest || heads.first_weight != no_weights) {
+      return backend_->launch(
+        stream,
+        combine_shares{
+          .layer = request.layer,
+          .rows = request.rows,
+          .info = request.info,
+          .scores = scores,
+          .weights = heads.first_weight == no_weights ? nullptr : weights_.template as<float>() + heads.first_weight,
+          .votes = votes_.template as<float>(),
+          .selection = request.selection,
+          .pass = pass,
+          .head_groups = limits_.geometry.head_groups,
+          .query_group = limits_.geometry.query_group(),
+          .most_blocks = request.most_blocks,
+          .block_tokens = block_tokens,
+          .budget_blocks = budget,
+          .favour = favour_,
+          .largest = heads.largest});
+    }
     return backend_->launch(
       stream,
       vote_blocks{
@@ -252,13 +349,16 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   B* backend_;
   selector_limits limits_;
   Digest digest_;
+  Budget budget_policy_;
   std::vector<resolved_budget> budgets_;  // [layers]
-  std::vector<scoring_heads> heads_;      // [layers]
+  std::vector<layer_heads> heads_;        // [layers]
+  std::vector<head_run> runs_;            // of all layers, one after the other
   float favour_ = 1.0F;
   float scale_ = 1.0F;
   std::uint32_t pitch_ = 0;  // floats of a row of scores or votes
   slab<B> scores_;           // [max_rows, max_step_tokens, scoring query heads, pitch] float
   slab<B> votes_;            // [lanes, pitch] float
+  slab<B> weights_;          // [scoring KV heads of the layers that have weights] float
 };
 
 static_assert(selector_for<solo_head_selector<>, archetype::backend>);
