@@ -133,6 +133,7 @@
 #endif
 
 #include <pulseinfer/store/block_book.hpp>
+#include <pulseinfer/store/device_table.hpp>
 #include <pulseinfer/store/digest_store.hpp>
 #include <pulseinfer/store/free_list.hpp>
 #include <pulseinfer/store/host_store.hpp>
@@ -186,6 +187,8 @@
 
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/block_stream.hpp>
+#include <pulseinfer/manager/captured_step.hpp>
+#include <pulseinfer/manager/captured_visit.hpp>
 #include <pulseinfer/manager/change_staging.hpp>
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>

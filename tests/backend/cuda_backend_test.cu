@@ -2,7 +2,9 @@
 #include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/backend/traced.hpp>
+#include <pulseinfer/operation/fill_words.hpp>
 #include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/residency/staging_ring.hpp>
 
 #include <cuda/stream_ref>
 #include <doctest/doctest.h>
@@ -10,9 +12,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -69,6 +73,49 @@ struct census_operation {
     std::uint32_t const other = words[(group.thread_rank() + 1) % group.size()];
     ranks[item * 1024 + group.thread_rank()] += other == item ? 1 : 1000;
     if (group.thread_rank() == 0) { sizes[item] = group.size(); }
+  }
+};
+
+/// Keeps a stream busy for so many nanoseconds.
+struct linger_operation {
+  static constexpr char const* name = "linger";
+  static constexpr operation_kind kind = operation_kind::metadata;
+
+  std::uint64_t nanoseconds = 0;
+
+  [[nodiscard]] launch_shape shape() const { return {.items = 1, .group_threads = 1}; }
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
+  [[nodiscard]] operation_cost cost() const { return {}; }
+  template <thread_group Group>
+  PULSEINFER_HOST_DEVICE void operator()(Group const&, std::uint64_t, scratch_ref) const
+  {
+#if defined(__CUDA_ARCH__)
+    auto const now = [] {
+      std::uint64_t time = 0;
+      asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+      return time;
+    };
+    for (std::uint64_t const begin = now(); now() - begin < nanoseconds;) {}
+#endif
+  }
+};
+
+/// target[i] = source[i].
+struct read_operation {
+  static constexpr char const* name = "read";
+  static constexpr operation_kind kind = operation_kind::metadata;
+
+  std::uint32_t const* source = nullptr;
+  std::uint32_t* target = nullptr;
+  std::uint64_t count = 0;
+
+  [[nodiscard]] launch_shape shape() const { return {.items = count, .group_threads = 1}; }
+  [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
+  [[nodiscard]] operation_cost cost() const { return {}; }
+  template <thread_group Group>
+  PULSEINFER_HOST_DEVICE void operator()(Group const&, std::uint64_t item, scratch_ref) const
+  {
+    target[item] = source[item];
   }
 };
 
@@ -284,6 +331,156 @@ TEST_CASE("the last block of a pool of more than 4 GiB goes to the host and back
   REQUIRE(backend.synchronize(stream) == status::ok);
   CHECK(store[block] == std::byte{0x11});
   CHECK(store[2 * block - 1] == std::byte{0x11});
+}
+
+// Report: vllm-project/vllm#45704
+TEST_CASE("a write-back behind an event takes what the kernel before it wrote, 150 times; without the wait it does not")
+{
+  cuda_backend backend;
+  auto const compute = backend.create_stream();
+  auto const copies = backend.create_stream(stream_priority::low);
+  auto const appended = backend.create_event();
+  constexpr std::uint32_t words = 16 << 10U;
+  buffer<cuda_backend, std::uint32_t> slot{backend, memory_space::device, words};
+  buffer<cuda_backend, std::uint32_t> host{backend, memory_space::pinned, words};
+  copy_run const back{reinterpret_cast<std::byte*>(host.data()), reinterpret_cast<std::byte*>(slot.data()), words * 4};
+  auto const stale_after = [&](bool waits, std::uint32_t rounds) {
+    std::uint32_t stale = 0;
+    for (std::uint32_t round = 0; round < rounds; ++round) {
+      std::memset(host.data(), 0, words * 4);
+      REQUIRE(backend.launch(compute, fill_words{.target = slot.data(), .count = words, .value = 0}) == status::ok);
+      REQUIRE(backend.synchronize(compute) == status::ok);
+      REQUIRE(backend.launch(compute, linger_operation{1000000}) == status::ok);
+      REQUIRE(
+        backend.launch(compute, fill_words{.target = slot.data(), .count = words, .value = 0xA5A5A5A5U}) == status::ok);
+      REQUIRE(backend.record(compute, appended) == status::ok);
+      if (waits) { REQUIRE(backend.wait(copies, appended) == status::ok); }
+      REQUIRE(backend.copy(copies, {&back, 1, copy_direction::device_to_host}) == status::ok);
+      REQUIRE(backend.synchronize(copies) == status::ok);
+      stale +=
+        static_cast<std::uint32_t>(words - std::count(host.data(), host.data() + words, std::uint32_t{0xA5A5A5A5U}));
+      REQUIRE(backend.synchronize(compute) == status::ok);
+    }
+    return stale;
+  };
+  CHECK(stale_after(true, 150) == 0);
+  CHECK(stale_after(false, 3) > 0);
+}
+
+// Report: NVIDIA/TensorRT-LLM#15546
+TEST_CASE("tables published ahead of a busy device reach each step as they were published, past the depth of the ring")
+{
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  constexpr std::uint32_t depth = 3, steps = 2 * depth + 3, width = 4;
+  staging_ring<cuda_backend> ring{backend, depth, width * sizeof(std::uint32_t)};
+  buffer<cuda_backend, std::uint32_t> seen{backend, memory_space::pinned, steps * width};
+  std::memset(seen.data(), 0xFF, steps * width * 4);
+  for (std::uint32_t step = 0; step < steps; ++step) {
+    if (step == depth) {
+      // A full ring says so, and overwrites nothing.
+      REQUIRE(ring.begin(backend.now()) == status::drain_timeout);
+    }
+    REQUIRE(ring.begin(no_deadline) == status::ok);
+    auto* const table = ring.take<std::uint32_t>(width);
+    REQUIRE(table != nullptr);
+    for (std::uint32_t i = 0; i < width; ++i) { table[i] = step * 4 + i; }
+    REQUIRE(backend.launch(stream, linger_operation{10000000}) == status::ok);
+    REQUIRE(
+      backend.launch(stream, read_operation{.source = table, .target = seen.data() + step * width, .count = width}) ==
+      status::ok);
+    REQUIRE(ring.end(stream) == status::ok);
+  }
+  CHECK(ring.waits() > 0);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+  for (std::uint32_t i = 0; i < steps * width; ++i) { REQUIRE(seen[i] == i); }
+}
+
+// Report: vllm-project/vllm#45466
+TEST_CASE("copies of any row pitch go both ways byte for byte, one by one and in batches, guards intact")
+{
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  constexpr std::size_t guard = 16, most = 2 * (64 * 1152 + 64) + 512;
+  buffer<cuda_backend, std::byte> from{backend, memory_space::pinned, most};
+  buffer<cuda_backend, std::byte> device{backend, memory_space::device, most};
+  buffer<cuda_backend, std::byte> to{backend, memory_space::pinned, most};
+  for (std::size_t i = 0; i < most; ++i) { from[i] = static_cast<std::byte>(i * 11 + (i >> 8U)); }
+  for (std::size_t const pitch : {92, 132, 160, 192, 384, 576, 584, 656, 1152}) {
+    for (std::size_t const tokens : {1, 3, 16, 17, 64}) {
+      for (std::size_t const offset : {0, 4}) {
+        for (bool const by_rows : {false, true}) {
+          std::size_t const block = pitch * tokens;
+          std::vector<copy_run> there, back;
+          for (std::size_t b = 0; b < 2; ++b) {
+            for (std::size_t at = 0; at < block; at += by_rows ? pitch : block) {
+              std::size_t const place = guard + offset + b * block + at;
+              std::size_t const bytes = by_rows ? pitch : block;
+              there.push_back({device.data() + place, from.data() + place, bytes});
+              back.push_back({to.data() + place, device.data() + place, bytes});
+            }
+          }
+          std::memset(to.data(), 0xEE, most);
+          auto const count = static_cast<std::uint32_t>(there.size());
+          REQUIRE(backend.copy(stream, {there.data(), count, copy_direction::host_to_device}) == status::ok);
+          REQUIRE(backend.copy(stream, {back.data(), count, copy_direction::device_to_host}) == status::ok);
+          REQUIRE(backend.synchronize(stream) == status::ok);
+          std::size_t const begin = guard + offset, end = begin + 2 * block;
+          REQUIRE(std::memcmp(to.data() + begin, from.data() + begin, end - begin) == 0);
+          auto const untouched = [](std::byte value) { return value == std::byte{0xEE}; };
+          REQUIRE(std::all_of(to.data(), to.data() + begin, untouched));
+          REQUIRE(std::all_of(to.data() + end, to.data() + most, untouched));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("errors are told with call, operation and stream; those that outlive their call end in device_lost")
+{
+  cuda_error_log log;
+  cudaStream_t const stream = cudaStreamPerThread;
+  auto const noted = [&](cudaError_t code) {
+    return log.note("cudaLaunchKernel", code, status::invalid_state, "gather", &stream);
+  };
+  CHECK(noted(cudaErrorInvalidValue) == status::invalid_argument);
+  CHECK_FALSE(log.device_lost());
+  CHECK(noted(cudaErrorIllegalAddress) == status::device_lost);
+  CHECK(log.device_lost());
+  CHECK(log.last_error().find("cudaLaunchKernel(gather) on stream 0x2") != std::string::npos);
+  CHECK(log.last_error().find("cudaErrorIllegalAddress (700)") != std::string::npos);
+}
+
+// After a fault nothing of the process can use the device: a process of its own runs this.
+TEST_CASE("faulting kernel, in a process of its own" * doctest::skip())
+{
+  cuda_backend backend;
+  auto const stream = backend.create_stream();
+  auto const event = backend.create_event();
+  buffer<cuda_backend, std::byte> memory{backend, memory_space::device, 64};
+  copy_run const run{memory.data(), memory.data() + 32, 32};
+  auto* const nowhere = reinterpret_cast<std::uint32_t*>(std::uintptr_t{64});
+  REQUIRE(backend.record(stream, event) == status::ok);
+  REQUIRE(backend.launch(stream, fill_words{.target = nowhere, .count = 1, .value = 1}) == status::ok);
+  CHECK(backend.synchronize(stream) == status::device_lost);
+  CHECK(backend.device_lost());
+  CHECK(backend.last_error().find("cudaStreamSynchronize() on stream 0x") == 0);
+  CHECK(backend.last_error().find("cudaErrorIllegalAddress") != std::string::npos);
+  CHECK(backend.launch(stream, fill_words{.target = memory.data(), .count = 1}) == status::device_lost);
+  CHECK(backend.copy(stream, {&run, 1, copy_direction::device_to_device}) == status::device_lost);
+  CHECK(backend.record(stream, event) == status::device_lost);
+  CHECK(backend.wait(stream, event) == status::device_lost);
+  CHECK(backend.done(event) == event_state::failed);
+  CHECK(backend.wait_any({&event, 1}, no_deadline) == status::device_lost);
+  CHECK(backend.synchronize() == status::device_lost);
+}
+
+TEST_CASE("a kernel that faults ends in device_lost for every later call")
+{
+  char path[4096] = {};
+  REQUIRE(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
+  std::string const call = "'" + std::string{path} + "' --no-skip --test-case='faulting kernel*' >/dev/null 2>&1";
+  CHECK(std::system(call.c_str()) == 0);
 }
 
 TEST_CASE("cuda_backend keeps the text of a refused call and leaves no error pending")

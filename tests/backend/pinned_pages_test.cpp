@@ -76,6 +76,37 @@ TEST_SUITE("backend")
     }
   }
 
+  TEST_CASE(
+    "a pool that may not be registered is taken from the runtime and says why; where that has none it is refused")
+  {
+    detail::system_page_placer placer;
+    detail::page_placement placed;
+    std::size_t const bytes = 3 * detail::huge_page_bytes + 5;
+    std::byte elsewhere[1] = {};
+    auto const take = [&](std::size_t fails, std::byte* other) {
+      scripted_registrar registrar{.most = detail::huge_page_bytes, .fails = fails};
+      placed = {};
+      detail::pinned_memory const taken = detail::take_pinned(
+        registrar, placer, bytes, detail::huge_page_bytes, detail::unknown_node, true, placed, [&] { return other; });
+      CHECK(registrar.removed.size() == (taken.mapped ? 0 : fails - 1));
+      return taken;
+    };
+    detail::pinned_memory const own = take(5, elsewhere);
+    CHECK(own.mapped);
+    CHECK(placed.warning == "");
+    own.begin[bytes - 1] = std::byte{1};
+    detail::unmap_pages(own.begin, bytes);
+
+    detail::pinned_memory const lent = take(3, elsewhere);
+    CHECK_FALSE(lent.mapped);
+    CHECK(lent.begin == elsewhere);
+    CHECK(placed.warning.find("pinning_refused: 4194304 of 8388608 B pinned, chunk 3 of 4") != std::string::npos);
+    CHECK(placed.warning.find("runtime's own allocation") != std::string::npos);
+    CHECK_THROWS_WITH_AS(
+      static_cast<void>(take(1, nullptr)), doctest::Contains("chunk 1 of 4 failed: operation not permitted"),
+      resource_error);
+  }
+
   TEST_CASE("any size falls into chunks without a gap")
   {
     std::byte* const nowhere = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 30U);

@@ -165,39 +165,70 @@ class synthetic_engine {
   /// are drafts that guessed wrong, tokens of no sequence.
   void step(std::vector<pulseinfer::step_row> rows, std::uint32_t accepted = ~0U)
   {
-    for (pulseinfer::step_row& r : rows) {
-      r.token_offset = static_cast<std::uint32_t>(to_index(r.row)) * per_row_;
-      row_state& state = rows_[to_index(r.row)];
-      state.begin = kv_.tokens_of(r.row);
-      state.count = r.tokens;
-      state.accepted = std::min(accepted, r.tokens);
-    }
+    name_tokens(rows, accepted);
     require(kv_.begin_step(rows), "begin_step");
-    if (kv_.rows().count != 0) {
-      embed(kv_.rows());
-      project(kv_.first_layer(), kv_.rows());
-      enter(kv_.first_layer(), kv_.rows());
-    }
-    for (pulseinfer::visit const& v : kv_.step()) {
-      attend(v);
-      if (attended) { attended(v); }
-      if (warm_up && v.part != pulseinfer::part::hits) {
-        require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up");
-      }
-      if (v.part == pulseinfer::part::hits) { continue; }
-      feed_forward(v.layer, v.rows);
-      if (v.last) {
-        sample(v.rows);
-        continue;
-      }
-      project(v.next, v.rows);
-      enter(v.next, v.rows);
-    }
+    run_body(kv_.rows());
     std::vector<pulseinfer::commit_row> kept;
     for (pulseinfer::step_row const& r : rows) {
       kept.push_back({.row = r.row, .accepted = std::min(accepted, r.tokens)});
     }
     require(kv_.commit(kept), "commit");
+  }
+
+  /// As step, with something else in place of the loop: run(), which ends with the rows through all layers.
+  template <class Run>
+  void step_with(std::vector<pulseinfer::step_row> rows, Run run)
+  {
+    name_tokens(rows, ~0U);
+    require(kv_.begin_step(rows), "begin_step");
+    write_inputs(kv_.rows());
+    run();
+    sample(kv_.rows());
+    std::vector<pulseinfer::commit_row> kept;
+    for (pulseinfer::step_row const& r : rows) { kept.push_back({.row = r.row, .accepted = r.tokens}); }
+    require(kv_.commit(kept), "commit");
+  }
+
+  /// Draws what the next steps feed, whoever reads it when.
+  void scramble_inputs(std::uint64_t seed)
+  {
+    for (std::size_t place = 0; place < rows_.size() * per_row_; ++place) {
+      model_.embed(seed, static_cast<std::uint32_t>(place), inputs_.template as<float>() + place * model_.width);
+    }
+  }
+
+  /// Enqueues a step's body for a captured step: what `step` does between begin_step and the sampling.
+  template <class Captured>
+  void enqueue_body(Captured& steps)
+  {
+    take(steps.rows());
+    project(steps.first_layer(), steps.rows());
+    enter_at(steps, steps.first_layer(), steps.rows());
+    for (pulseinfer::visit const& v : steps.step()) {
+      attend(v.table, v.rows, v.part);
+      if (v.part == pulseinfer::part::hits) { continue; }
+      feed_forward(v.layer, v.rows);
+      if (v.last) { continue; }
+      project(v.next, v.rows);
+      enter_at(steps, v.next, v.rows);
+    }
+  }
+
+  /// Enqueues a visit's work for a captured visit.
+  template <class Captured>
+  void enqueue_visit(Captured& captured)
+  {
+    pulseinfer::visit const& v = captured.get();
+    if (is_none(v.layer)) {
+      take(v.rows);
+    } else {
+      attend(v.table, v.rows, v.part);
+      if (v.part == pulseinfer::part::hits) { return; }
+      feed_forward(v.layer, v.rows);
+    }
+    if (!captured.enters()) { return; }
+    project(v.next, v.rows);
+    require(captured.enter(key_view(), value_view(), query_view()), "enter");
   }
 
   /// Brings a prompt of `tokens` in, in chunks.
@@ -240,6 +271,42 @@ class synthetic_engine {
   }
 
  private:
+  void name_tokens(std::vector<pulseinfer::step_row>& rows, std::uint32_t accepted)
+  {
+    for (pulseinfer::step_row& r : rows) {
+      r.token_offset = static_cast<std::uint32_t>(to_index(r.row)) * per_row_;
+      row_state& state = rows_[to_index(r.row)];
+      state.begin = kv_.tokens_of(r.row);
+      state.count = r.tokens;
+      state.accepted = std::min(accepted, r.tokens);
+    }
+  }
+
+  /// The step's loop over visits.
+  void run_body(pulseinfer::row_list rows)
+  {
+    if (rows.count != 0) {
+      embed(rows);
+      project(kv_.first_layer(), rows);
+      enter(kv_.first_layer(), rows);
+    }
+    for (pulseinfer::visit const& v : kv_.step()) {
+      attend(v);
+      if (attended) { attended(v); }
+      if (warm_up && v.part != pulseinfer::part::hits) {
+        require(kv_.warm_up(v.layer, v.rows, query_view()), "warm_up");
+      }
+      if (v.part == pulseinfer::part::hits) { continue; }
+      feed_forward(v.layer, v.rows);
+      if (v.last) {
+        sample(v.rows);
+        continue;
+      }
+      project(v.next, v.rows);
+      enter(v.next, v.rows);
+    }
+  }
+
   struct row_state {
     std::uint64_t seed = 0;
     std::uint32_t begin = 0;
@@ -275,6 +342,12 @@ class synthetic_engine {
 
   void embed(pulseinfer::row_list rows)
   {
+    write_inputs(rows);
+    take(rows);
+  }
+
+  void write_inputs(pulseinfer::row_list rows)
+  {
     // Where no row of a step was sampled, its inputs may not have been read yet.
     if (!inputs_are_read_) { require(backend_.synchronize(stream_), "synchronize"); }
     inputs_are_read_ = false;
@@ -283,6 +356,10 @@ class synthetic_engine {
       bool const right = position < state.begin + state.accepted;
       model_.embed(right ? state.seed : ~state.seed, position, inputs_.template as<float>() + place * model_.width);
     });
+  }
+
+  void take(pulseinfer::row_list rows)
+  {
     enqueue(take_inputs{
       .tokens = tokens_of(rows),
       .inputs = inputs_.template as<float>(),
@@ -320,12 +397,22 @@ class synthetic_engine {
     return pulseinfer::contiguous_tensor(data.data(), pulseinfer::dtype::float32, rows_.size() * per_row_, heads, dim);
   }
 
-  void enter(pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  [[nodiscard]] pulseinfer::tensor_view key_view()
+  {
+    return view(keys_, model_.geometry.kv_heads, model_.geometry.head_dim);
+  }
+  [[nodiscard]] pulseinfer::tensor_view value_view()
   {
     pulseinfer::kv_geometry const& g = model_.geometry;
-    pulseinfer::tensor_view const values =
-      g.value_is_key_prefix ? pulseinfer::tensor_view{} : view(values_, g.kv_heads, g.value_elements());
-    require(kv_.enter(layer, rows, view(keys_, g.kv_heads, g.head_dim), values, query_view()), "enter");
+    return g.value_is_key_prefix ? pulseinfer::tensor_view{} : view(values_, g.kv_heads, g.value_elements());
+  }
+
+  void enter(pulseinfer::layer_id layer, pulseinfer::row_list rows) { enter_at(kv_, layer, rows); }
+
+  template <class Steps>
+  void enter_at(Steps& steps, pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    require(steps.enter(layer, rows, key_view(), value_view(), query_view()), "enter");
   }
 
   void attend(pulseinfer::visit const& v)

@@ -1,4 +1,6 @@
 #include "../support/cache.hpp"
+#include "../support/device_heap.hpp"
+#include "transfer_engine_contract.hpp"
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/fill_words.hpp>
@@ -8,6 +10,8 @@
 #include <pulseinfer/replacement/lru.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 #include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/transfer/batch_copy_engine.hpp>
+#include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 
 #include <cuda_runtime_api.h>
@@ -350,6 +354,48 @@ TEST_CASE("a captured step replays 64 times as it runs launch by launch: selecti
   CHECK(backend.last_error().empty());
   CHECK(cudaGraphExecDestroy(runnable) == cudaSuccess);
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
+namespace pulseinfer_test {
+
+/// Recalls on the GPU into and out of a scene that lies in mapped memory, byte by byte with guards: what the contract asks of an
+/// engine on any backend.
+template <class Engine>
+void recalls_on_the_gpu(Engine const& engine)
+{
+  cuda_backend backend;
+  auto const finish = [&](cuda_stream_ref stream) { REQUIRE(backend.synchronize(stream) == status::ok); };
+  for (std::uint32_t const pitch : {92U, 132U, 192U, 584U, 1152U, 37U}) {
+    for (std::uint32_t const tokens : {1U, 3U, 16U, 17U}) {
+      for (std::uint32_t const offset : {0U, 4U}) {
+        CAPTURE(pitch);
+        CAPTURE(tokens);
+        CAPTURE(offset);
+        device_heap_scope const scope;
+        recalls_arrive(
+          engine, backend,
+          {.layout = layout_of_pitch(pitch, tokens, 2, tokens == 3, 20), .offset = offset, .slot_padding = offset * 3},
+          finish);
+      }
+    }
+  }
+  CHECK(backend.last_error() == "");
+}
+
+}  // namespace pulseinfer_test
+
+// Reports: vllm-project/vllm#45466, vllm-project/vllm#57019
+TEST_CASE("law 1: each transfer engine brings every block to its slot on a GPU, whatever the layout")
+{
+  REQUIRE(cudaHostRegister(device_heap::begin(), device_heap::size, cudaHostRegisterMapped) == cudaSuccess);
+  SUBCASE("gather") { recalls_on_the_gpu(gather_scatter_engine{}); }
+  SUBCASE("gather, rows by themselves")
+  {
+    recalls_on_the_gpu(gather_scatter_engine{.groups = 1, .rows_per_landing = 1});
+  }
+  SUBCASE("fragments") { recalls_on_the_gpu(fragment_copy_engine{}); }
+  SUBCASE("batches") { recalls_on_the_gpu(batch_copy_engine{}); }
+  REQUIRE(cudaHostUnregister(device_heap::begin()) == cudaSuccess);
 }
 
 TEST_SUITE_END();

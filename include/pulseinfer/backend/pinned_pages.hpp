@@ -199,4 +199,38 @@ inline void unmap_pages(std::byte* memory, std::size_t bytes) noexcept
   static_cast<void>(munmap(memory, mapped_bytes(bytes)));
 }
 
+/// Large pinned memory: mapped and registered here, or from elsewhere.
+struct pinned_memory {
+  std::byte* begin = nullptr;
+  bool mapped = true;
+};
+
+/// Maps, touches and registers `bytes`. Where the registration is refused (a limit on locked memory, for one), takes what
+/// `other()` gives instead, and says so in `placed.warning`.
+/// @param other returns memory that needs no registration, or nullptr   @param placed written
+/// @throws resource_error: the refusal, where `other` has nothing either
+template <page_registrar Registrar, page_placer Placer, class Other>
+[[nodiscard]] pinned_memory take_pinned(
+  Registrar& registrar, Placer& placer, std::size_t bytes, std::size_t chunk_bytes, int node, bool may_spill,
+  page_placement& placed, Other other)
+{
+  std::byte* const memory = map_pages(bytes, placer, node, may_spill, placed);
+  std::string refusal;
+  try {
+    add_chunks(registrar, memory, mapped_bytes(bytes), chunk_bytes);
+    return {.begin = memory};
+  } catch (resource_error const& refused) {
+    refusal = refused.what();
+  } catch (...) {
+    unmap_pages(memory, bytes);
+    throw;
+  }
+  unmap_pages(memory, bytes);
+  std::byte* const given = other();
+  if (given == nullptr) { throw resource_error{refusal}; }
+  placed = {
+    .warning = refusal + "; the runtime's own allocation took its place, made on whatever node and in small pages"};
+  return {.begin = given, .mapped = false};
+}
+
 }  // namespace pulseinfer::detail

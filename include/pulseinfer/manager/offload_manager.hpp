@@ -14,6 +14,8 @@
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/block_stream.hpp>
+#include <pulseinfer/manager/captured_step.hpp>
+#include <pulseinfer/manager/captured_visit.hpp>
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_driver.hpp>
@@ -117,7 +119,10 @@ class offload_manager {
   static_assert(replacement<Replacement>, "Replacement must model replacement; see explain_replacement");
 
  public:
+  using backend_type = B;
   using stream_ref = typename B::stream_ref;
+  using transfer_engine = TransferEngine;
+  using layer_scheduler = LayerScheduler;
   static constexpr bool hits_first = LayerScheduler::hits_first;
   /// The lists that the parts of this composition's visits have.
   static constexpr recall_lists default_lists = hits_first ? recall_lists::hits_then_landed : recall_lists::whole;
@@ -153,6 +158,7 @@ class offload_manager {
       arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
       meter_{options.max_rows, backend.now()},
       queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
+      fixed_lists_{backend, memory_space::device, std::uint64_t{fixed_list_count} * options.max_rows * sizeof(row_id)},
       mask_words_(divide_up(options.max_rows, 64U)),
       named_(options.max_rows, 0),
       uses_(options.max_rows),
@@ -570,6 +576,27 @@ class offload_manager {
     return keeper_.sequences().in_range(row) && keeper_.prompt_streams(row);
   }
 
+  // -- captured graphs: for backends whose streams can be captured
+
+  /// A step's body to be captured once and replayed in later steps: see captured_step. It takes one of the places that
+  /// manager_options::captured_steps keeps, until it ends.
+  /// @throws configuration_error with the numbers: rows, tokens or lengths that the manager is not built for, a composition
+  ///         whose steps need the host (a transfer engine that plans there, a scheduler that reads the mailbox); resource_error: no
+  ///         place is free
+  [[nodiscard]] captured_step<offload_manager> capture_step(capture_options const& options)
+  {
+    return captured_step<offload_manager>{*this, options};
+  }
+
+  /// A visit's work to be captured once and replayed whenever rows make that visit: see captured_visit.
+  /// @param layer of the visit; none: what comes before the first layer
+  /// @throws configuration_error with the numbers: rows, tokens or lengths that the manager is not built for, or no such visit
+  [[nodiscard]] captured_visit<offload_manager> capture_visit(
+    capture_options const& options, layer_id layer, part which = part::whole)
+  {
+    return captured_visit<offload_manager>{*this, options, layer, which};
+  }
+
   // -- tickets: for engines with a loop of their own
 
   /// Appends the rows' keys and values at `layer` and updates digests: the part of `enter` that comes before the recall. Rows
@@ -776,6 +803,9 @@ class offload_manager {
  private:
   friend class step_loop<offload_manager>;
   friend class block_stream<offload_manager>;
+  friend class captured_step<offload_manager>;
+  friend class captured_visit<offload_manager>;
+  using driver = recall_driver<B, TransferEngine, Replacement>;
 
   enum class row_use : std::uint8_t { idle, open, ending };
 
@@ -1164,23 +1194,27 @@ class offload_manager {
     kept = sublist(rows, [&](row_id row) { return !has_failed(row); });
     if (kept.count == 0) { return status::ok; }
     if (kept.ids == nullptr) { return status::busy; }
-    if (!keys.empty()) {
-      status const appended = backend_->launch(
-        compute_,
-        append_tokens{
-          .layer = layer,
-          .rows = kept,
-          .info = keeper_.books().info(),
-          .keys = keys,
-          .values = values,
-          .residency = keeper_.books().residency(),
-          .pool = keeper_.pool().ref(),
-          .layout = layout_,
-          .head_groups = geometry_.head_groups,
-          .most_tokens = most_tokens(kept)});
-      if (appended != status::ok) { return appended; }
-    }
-    return digest(layer, kept);
+    status const appended = launch_append(layer, kept, keys, values, most_tokens(kept));
+    return appended == status::ok ? digest(layer, kept) : appended;
+  }
+
+  status launch_append(
+    layer_id layer, row_list rows, tensor_view keys, tensor_view values, std::uint32_t most_tokens) noexcept
+  {
+    if (keys.empty()) { return status::ok; }
+    return backend_->launch(
+      compute_,
+      append_tokens{
+        .layer = layer,
+        .rows = rows,
+        .info = keeper_.books().info(),
+        .keys = keys,
+        .values = values,
+        .residency = keeper_.books().residency(),
+        .pool = keeper_.pool().ref(),
+        .layout = layout_,
+        .head_groups = geometry_.head_groups,
+        .most_tokens = most_tokens});
   }
 
   status enter_layer(layer_id layer, row_list rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
@@ -1211,9 +1245,12 @@ class offload_manager {
   /// Whether the row selects in this layer.
   [[nodiscard]] bool selects(row_id row, layer_id layer) const noexcept
   {
+    return is_sparse(row) && geometry_.group_of(layer).kind == layer_kind::selected;
+  }
+  [[nodiscard]] bool is_sparse(row_id row) const noexcept
+  {
     row_mode const mode = keeper_.row(row).mode;
-    return (mode == row_mode::sparse_offloaded || mode == row_mode::sparse_resident) &&
-      geometry_.group_of(layer).kind == layer_kind::selected;
+    return mode == row_mode::sparse_offloaded || mode == row_mode::sparse_resident;
   }
 
   /// Whether blocks of the row may have to travel in this layer.
@@ -1229,28 +1266,42 @@ class offload_manager {
     row_list const digested = sublist(rows, [&](row_id row) { return keeper_.row(row).offloads; });
     if (digested.count == 0) { return status::ok; }
     if (digested.ids == nullptr) { return status::busy; }
+    return launch_digest(layer, digested, most_tokens(digested));
+  }
+
+  status launch_digest(layer_id layer, row_list rows, std::uint32_t most_tokens) noexcept
+  {
     return selector_.digest_async(
       compute_,
       digest_request{
         .layer = layer,
-        .rows = digested,
+        .rows = rows,
         .info = keeper_.books().info(),
         .residency = keeper_.books().residency(),
         .pool = keeper_.pool().ref(),
         .layout = layout_,
         .digests = keeper_.digests().ref(),
-        .most_touched = static_cast<std::uint32_t>(window_blocks(most_tokens(digested), geometry_.block_tokens))});
+        .most_touched = static_cast<std::uint32_t>(window_blocks(most_tokens, geometry_.block_tokens))});
   }
 
-  [[nodiscard]] select_request selection_of(layer_id layer, row_list rows, tensor_view queries) const noexcept
+  [[nodiscard]] select_request selection_of(
+    layer_id layer, row_list rows, tensor_view queries, std::uint32_t most_blocks,
+    std::uint32_t most_queries) const noexcept
   {
-    select_request request{
+    return {
       .layer = layer,
       .rows = rows,
       .info = keeper_.books().info(),
       .queries = queries,
       .digests = keeper_.digests().ref(),
-      .selection = keeper_.books().selection()};
+      .selection = keeper_.books().selection(),
+      .most_blocks = most_blocks,
+      .most_queries = most_queries};
+  }
+
+  [[nodiscard]] select_request selection_of(layer_id layer, row_list rows, tensor_view queries) const noexcept
+  {
+    select_request request = selection_of(layer, rows, queries, 0, 1);
     for (row_id const row : rows) {
       sequence_state const& sequence = keeper_.sequences()[row];
       request.most_blocks = std::max(request.most_blocks, budget_.blocks(sequence.tokens + sequence.pending));
@@ -1272,19 +1323,7 @@ class offload_manager {
     r.lists = lists;
     r.passed = rows.count;
     if (choosing.count == 0) { return status::ok; }
-    if (group.kind == layer_kind::windowed) {
-      status const listed = backend_->launch(
-        stream,
-        select_window{
-          .rows = choosing,
-          .info = keeper_.books().info(),
-          .selection = keeper_.books().selection(),
-          .window_tokens = group.window_tokens,
-          .sink_tokens = group.sink_tokens,
-          .block_tokens = geometry_.block_tokens,
-          .head_groups = geometry_.head_groups});
-      return listed == status::ok ? recalls_.resolve(layer, choosing, stream, lists) : listed;
-    }
+    if (group.kind == layer_kind::windowed) { return list_window(layer, choosing, stream, lists); }
     r.row_count = choosing.count;
     for (std::uint32_t i = 0; i < choosing.count; ++i) { recalls_.number_row(r, i, choosing[i]); }
     for (std::uint32_t i = 0, place = 0; i < choosing.count; ++place) {
@@ -1294,6 +1333,84 @@ class offload_manager {
     r.code = selected == status::ok ? recalls_.bring(r, stream) : selected;
     return r.code;
   }
+
+  /// Lists what a windowed layer reads of the rows.
+  status list_window(layer_id layer, row_list rows, stream_ref stream, recall_lists lists) noexcept
+  {
+    layer_group const group = geometry_.group_of(layer);
+    status const listed = backend_->launch(
+      stream,
+      select_window{
+        .rows = rows,
+        .info = keeper_.books().info(),
+        .selection = keeper_.books().selection(),
+        .window_tokens = group.window_tokens,
+        .sink_tokens = group.sink_tokens,
+        .block_tokens = geometry_.block_tokens,
+        .head_groups = geometry_.head_groups});
+    return listed == status::ok ? recalls_.resolve(layer, rows, stream, lists) : listed;
+  }
+
+  // -- captured graphs
+
+  /// @throws configuration_error
+  void check_capture(capture_options const& options) const
+  {
+    auto const number = [](std::uint64_t value) { return std::to_string(value); };
+    std::uint32_t const most_tokens = std::max(options_.max_step_tokens, options_.max_prefill_tokens);
+    bool const fits = options.rows != 0 && options.rows <= options_.max_rows && options.tokens != 0 &&
+      options.tokens <= most_tokens && options.max_tokens <= options_.max_tokens;
+    if (fits) { return; }
+    throw configuration_error{
+      "a capture of " + number(options.rows) + " rows with " + number(options.tokens) + " new tokens, up to " +
+      number(options.max_tokens) + " tokens long; the manager has " + number(options_.max_rows) +
+      " rows, appends up to " + number(most_tokens) + " tokens and holds up to " + number(options_.max_tokens)};
+  }
+
+  /// Appends, digests and selects at a layer for lists that are filled at each replay. Resolving follows.
+  status enter_captured(
+    layer_id layer, captured_rows const& rows, tensor_view keys, tensor_view values, tensor_view queries) noexcept
+  {
+    status result = launch_append(layer, rows.all, keys, values, rows.most_tokens);
+    if (result != status::ok || geometry_.group_of(layer).kind != layer_kind::selected) { return result; }
+    result = launch_digest(layer, rows.offloading, rows.most_tokens);
+    if (result != status::ok) { return result; }
+    return selector_.select_async(
+      compute_, selection_of(layer, rows.choosing, queries, rows.most_blocks, rows.most_tokens));
+  }
+
+  [[nodiscard]] captured_rows captured_bounds(capture_options const& options) const noexcept
+  {
+    return {
+      .most_tokens = options.tokens,
+      .most_blocks = budget_.blocks(options.max_tokens == 0 ? options_.max_tokens : options.max_tokens)};
+  }
+
+  /// Whether a row's step fits what has been captured.
+  [[nodiscard]] status fits_capture(row_id row, captured_rows const& bounds, std::uint64_t tensor_tokens) const noexcept
+  {
+    row_runtime const& state = queue_[row];
+    sequence_state const& sequence = keeper_.sequences()[row];
+    if (keeper_.prompt_streams(row)) { return status::capture_unsupported; }
+    std::uint32_t const blocks = budget_.blocks(sequence.tokens + sequence.pending);
+    if (state.new_tokens > bounds.most_tokens || blocks > bounds.most_blocks) { return status::capacity_exceeded; }
+    bool const held = std::uint64_t{state.token_offset} + state.new_tokens <= tensor_tokens;
+    return held ? status::ok : status::invalid_argument;
+  }
+
+  /// Fills a list of `places` with the rows that satisfy `wanted`, and with `pad`.   @return rows among them
+  template <class Wanted>
+  static std::uint32_t fill_list(row_id* list, std::uint32_t places, row_list rows, row_id pad, Wanted wanted) noexcept
+  {
+    std::uint32_t count = 0;
+    for (row_id const row : rows) {
+      if (wanted(row)) { list[count++] = row; }
+    }
+    std::fill(list + count, list + places, pad);
+    return count;
+  }
+
+  static constexpr std::uint32_t fixed_list_count = 3;  // all, offloading, choosing
 
   detail::abandonment kept_;  // first, so that it outlives what it keeps
   B* backend_;
@@ -1311,6 +1428,7 @@ class offload_manager {
   list_arena<B> arena_;
   step_meter meter_;
   visit_queue<B, TransferEngine, LayerScheduler, Replacement> queue_;
+  slab<B> fixed_lists_;  // [fixed_list_count, max_rows] row_id: of the captured visit that runs
   std::vector<std::uint64_t> mask_words_;
   std::vector<std::uint64_t> named_;  // [max_rows] the last check that met the row
   std::uint64_t naming_ = 0;

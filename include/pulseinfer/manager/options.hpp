@@ -27,6 +27,7 @@ struct manager_options {
   std::uint64_t host_blocks = 0;       ///< blocks of the host store; 0: every row at its longest
   std::uint64_t host_limit_bytes = 0;  ///< refuse a host store above this; 0: no limit
   std::uint32_t recalls = 0;           ///< recalls under way at once; 0: rows + 16
+  std::uint32_t captured_steps = 0;    ///< steps that are captured as graphs at once; each has a plan for every layer
   std::uint32_t max_tries = 2;         ///< recalls of a row in a layer before its blocks count as lost; 255 at most
   std::uint32_t saved_sequences = 0;   ///< preempted and retained sequences at once; 0: as many as rows
   bool verify = false;  ///< checksums of every block that is written back, looked at again when it is recalled

@@ -62,15 +62,28 @@ class recall_driver {
           .layout = layout_})},
       copies_{backend, stream_priority::high},
       recalls_{
-        backend, options.recalls == 0 ? options.max_rows + 16 : options.recalls, options.max_rows,
-        max_entries(geometry, options, budget), TransferEngine::plans_on},
+        backend,
+        options.recalls == 0 ? options.max_rows + 16 : options.recalls,
+        options.max_rows,
+        max_entries(geometry, options, budget),
+        TransferEngine::plans_on,
+        options.captured_steps * geometry.layers},
       mailbox_{backend, memory_space::pinned, std::uint64_t{options.max_rows} * 2 * sizeof(row_mailbox)},
       numbers_(options.max_rows, 0),
       background_numbers_(options.max_rows, 0),
       layers_{geometry.layers},
       background_missed_(std::size_t{options.max_rows} * geometry.layers, 0),
-      background_slots_{budget.lease + 1 - std::min(budget.lease + 1, budget.budget_blocks)}
+      background_slots_{budget.lease + 1 - std::min(budget.lease + 1, budget.budget_blocks)},
+      joined_{backend}
   {
+    captured_lists_ = slab<B>{
+      backend, memory_space::pinned,
+      std::uint64_t{options.captured_steps} * captured_list_count * options.max_rows * sizeof(row_id)};
+    captured_.resize(options.captured_steps);
+    for (std::uint32_t i = 0; i < options.captured_steps; ++i) {
+      recall<B>* const first = &captured_recall(i, layer_id{0});
+      for (std::uint32_t layer = 0; layer < layers_; ++layer) { first[layer].landed_event = first->landed_event; }
+    }
     for (std::uint32_t r = 0; r < 2 * options.max_rows; ++r) { mailbox_.template as<row_mailbox>()[r] = row_mailbox{}; }
   }
 
@@ -121,6 +134,85 @@ class recall_driver {
     status const resolved = resolve(r.layer, rows, stream, r.lists);
     return resolved == status::ok ? start(r, stream) : resolved;
   }
+
+  // -- recalls of captured steps: one for each layer, their lists and plans at addresses that never change
+
+  /// Lists of rows that a captured step has, each of max_rows places.
+  static constexpr std::uint32_t captured_list_count = 2;
+
+  /// A place for a captured step, whose last replay is complete; sleeps for one that ended with its replay under way.
+  /// @return the place; its number of places where all are taken or nothing got on
+  [[nodiscard]] std::uint32_t take_captured() noexcept
+  {
+    for (std::uint32_t i = 0; i < captured_.size(); ++i) {
+      if (captured_[i].taken || wait_captured(i) != status::ok) { continue; }
+      captured_[i].taken = true;
+      return i;
+    }
+    return static_cast<std::uint32_t>(captured_.size());
+  }
+  void give_captured_back(std::uint32_t place) noexcept { captured_[place].taken = false; }
+  [[nodiscard]] std::uint32_t captured_places() const noexcept { return static_cast<std::uint32_t>(captured_.size()); }
+
+  [[nodiscard]] recall<B>& captured_recall(std::uint32_t place, layer_id layer) noexcept
+  {
+    return recalls_[recalls_.ring() + place * layers_ + static_cast<std::uint32_t>(to_index(layer))];
+  }
+  [[nodiscard]] row_id* captured_list(std::uint32_t place, std::uint32_t list) const noexcept
+  {
+    std::uint64_t const first = (std::uint64_t{place} * captured_list_count + list) * numbers_.size();
+    return captured_lists_.template as<row_id>() + first;
+  }
+
+  /// Enqueues resolving, plan and copies of a captured step's recall, for a stream that is being captured. The host learns
+  /// nothing of it. `stream` stands before the copies: see await_captured.
+  status capture(recall<B>& r, stream_ref stream) noexcept
+  {
+    r.stream = stream;
+    status result = resolve(r.layer, {.ids = r.rows, .count = r.row_count}, stream, r.lists);
+    if (result == status::ok) { result = launch_plan(r, stream); }
+    if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
+    if (result == status::ok) { result = backend_->wait(copies_.get(), r.planned_event); }
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
+    // The event that says so to the host is recorded behind each replay: an event of a capture can't be asked.
+    if (result == status::ok) { result = backend_->record(copies_.get(), r.planned_event); }
+    return result;
+  }
+  /// Lets the captured stream wait for the copies of the recall that was captured last in this place.
+  status await_captured(recall<B> const& r, stream_ref stream) noexcept
+  {
+    return backend_->wait(stream, r.planned_event);
+  }
+
+  /// Lets `stream` wait for all copies that have been enqueued: a replay's own come on no stream of the driver's.
+  status await_copies(stream_ref stream) noexcept
+  {
+    status const recorded = backend_->record(copies_.get(), joined_.get());
+    return recorded == status::ok ? backend_->wait(stream, joined_.get()) : recorded;
+  }
+
+  /// A captured step has been launched on `stream`: its recalls are under way.
+  status mark_replayed(std::uint32_t place, stream_ref stream) noexcept
+  {
+    status const marked = backend_->record(stream, captured_recall(place, layer_id{0}).landed_event);
+    captured_[place].unmarked = marked != status::ok;
+    captured_[place].stream = stream;
+    return marked;
+  }
+  /// Sleeps until the place's last replay is complete.
+  status wait_captured(std::uint32_t place) noexcept
+  {
+    captured_place& at = captured_[place];
+    if (at.unmarked) {
+      if (status const marked = mark_replayed(place, at.stream); marked != status::ok) { return marked; }
+    }
+    typename B::event_ref const event = captured_recall(place, layer_id{0}).landed_event;
+    if (backend_->done(event) == event_state::done) { return status::ok; }
+    return backend_->wait_any({&event, 1}, backend_->now() + wait_limit_);
+  }
+
+  /// Plans what a captured visit has resolved for the recall's rows, and starts the copies.
+  status bring_resolved(recall<B>& r, stream_ref stream) noexcept { return start(r, stream); }
 
   // -- background
 
@@ -504,8 +596,17 @@ class recall_driver {
   /// Enqueues the plan of what has been resolved.
   status plan(recall<B>& r) noexcept
   {
-    status result = backend_->launch(
-      r.stream,
+    status result = launch_plan(r, r.stream);
+    if (result == status::ok) { result = backend_->record(r.stream, r.planned_event); }
+    r.planned = result == status::ok;
+    r.unplanned = result != status::ok && result != status::device_lost;
+    return result;
+  }
+
+  status launch_plan(recall<B> const& r, stream_ref stream) noexcept
+  {
+    return backend_->launch(
+      stream,
       plan_recall{
         .rows = {.ids = r.rows, .count = r.row_count},
         .lanes = keeper_->books().plan(),
@@ -518,10 +619,6 @@ class recall_driver {
         .block_bytes = layout_.block_bytes,
         .head_groups = head_groups_,
         .max_selected = keeper_->books().sizes().max_selected});
-    if (result == status::ok) { result = backend_->record(r.stream, r.planned_event); }
-    r.planned = result == status::ok;
-    r.unplanned = result != status::ok && result != status::device_lost;
-    return result;
   }
 
   /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.
@@ -555,6 +652,12 @@ class recall_driver {
     return false;
   }
 
+  struct captured_place {
+    bool taken = false;
+    bool unmarked = false;  ///< its last replay was launched, and no event stands behind it
+    stream_ref stream = {};
+  };
+
   B* backend_;
   block_keeper<B, Replacement>* keeper_;
   block_layout layout_;
@@ -572,6 +675,9 @@ class recall_driver {
   std::vector<std::uint8_t> background_missed_;  // [max_rows, layers] 1: blocks did not arrive, nobody dealt with it
   std::uint32_t background_slots_;               // slots of a lane that a whole selection of a demand leaves
   ticket background_ = {};
+  detail::owned_event<B> joined_;
+  slab<B> captured_lists_;                // [captured_steps, captured_list_count, max_rows] row_id
+  std::vector<captured_place> captured_;  // [captured_steps]
 };
 
 }  // namespace pulseinfer

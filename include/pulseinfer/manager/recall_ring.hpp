@@ -59,21 +59,26 @@ struct recall {
 template <class B>
 class recall_ring {
  public:
+  /// @param kept places beside those of the ring, behind them, which are never given out: for captured steps
   /// @throws configuration_error, resource_error
-  recall_ring(B& backend, std::uint32_t places, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where)
+  recall_ring(
+    B& backend, std::uint32_t ring, std::uint32_t max_rows, std::uint32_t max_entries, plan_place where,
+    std::uint32_t kept = 0)
     : backend_{&backend},
-      lists_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * 3 * sizeof(std::uint32_t)},
+      ring_{ring},
+      lists_{backend, memory_space::pinned, (std::uint64_t{ring} + kept) * max_rows * 3 * sizeof(std::uint32_t)},
       plans_{
         backend, where == plan_place::device ? memory_space::device : memory_space::pinned,
-        places * plan_bytes(max_rows, max_entries)},
-      failures_{backend, memory_space::pinned, std::uint64_t{places} * max_entries * sizeof(recall_entry)},
-      missed_{backend, memory_space::pinned, std::uint64_t{places} * max_rows * sizeof(recall_failure)},
-      given_(places)
+        (std::uint64_t{ring} + kept) * plan_bytes(max_rows, max_entries)},
+      failures_{backend, memory_space::pinned, (std::uint64_t{ring} + kept) * max_entries * sizeof(recall_entry)},
+      missed_{backend, memory_space::pinned, (std::uint64_t{ring} + kept) * max_rows * sizeof(recall_failure)},
+      given_(std::size_t{ring} + kept)
   {
-    if (places == 0 || max_rows == 0) {
+    if (ring == 0 || max_rows == 0) {
       throw configuration_error{
-        "recall ring of " + std::to_string(places) + " places for " + std::to_string(max_rows) + " rows"};
+        "recall ring of " + std::to_string(ring) + " places for " + std::to_string(max_rows) + " rows"};
     }
+    std::uint32_t const places = ring + kept;
     recalls_.resize(places);
     events_.reserve(std::size_t{2} * places);
     for (std::uint32_t i = 0; i < places; ++i) {
@@ -101,7 +106,7 @@ class recall_ring {
   template <class Attend>
   status acquire(ticket& given, nanoseconds deadline, Attend attend) noexcept
   {
-    std::uint32_t const size = static_cast<std::uint32_t>(recalls_.size());
+    std::uint32_t const size = ring_;
     // One place may be waited for twice: for its plan, then for its copies.
     constexpr int passes = 3;
     for (int pass = 0; pass < passes; ++pass) {
@@ -139,7 +144,7 @@ class recall_ring {
   /// The recall of a ticket; nullptr where it is stale.
   [[nodiscard]] recall<B>* find(ticket t) noexcept
   {
-    if (t.index >= recalls_.size() || recalls_[t.index].generation != t.generation || !recalls_[t.index].active) {
+    if (t.index >= ring_ || recalls_[t.index].generation != t.generation || !recalls_[t.index].active) {
       return nullptr;
     }
     return &recalls_[t.index];
@@ -148,7 +153,7 @@ class recall_ring {
   /// Marks a recall as given up.   @status stale_ticket   @thread_safety any thread, at any time
   status abort(ticket t) noexcept
   {
-    if (t.index >= given_.size()) { return status::stale_ticket; }
+    if (t.index >= ring_) { return status::stale_ticket; }
     std::uint64_t expected = given_word(t.generation);
     std::uint64_t const marked = expected | aborted_bit;
     bool const done =
@@ -161,7 +166,10 @@ class recall_ring {
   }
 
   [[nodiscard]] recall<B>& operator[](std::uint32_t index) noexcept { return recalls_[index]; }
+  /// Places, those that are kept included.
   [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(recalls_.size()); }
+  /// Places that are given out; those that are kept stand behind them.
+  [[nodiscard]] std::uint32_t ring() const noexcept { return ring_; }
 
   /// The oldest recall that has been planned and not issued; nullptr where there is none.
   [[nodiscard]] recall<B>* oldest_planned() noexcept
@@ -201,6 +209,7 @@ class recall_ring {
   }
 
   B* backend_;
+  std::uint32_t ring_;
   slab<B> lists_;
   slab<B> plans_;
   slab<B> failures_;                            // [places, max_entries]

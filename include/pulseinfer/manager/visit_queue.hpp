@@ -87,6 +87,32 @@ class visit_queue {
     rows_[to_index(row)].layer = layer;
   }
 
+  /// The row has gone through all layers in a captured step.
+  /// @param first,last numbers of its recalls, whose end the host has yet to see; 0: it has none
+  void pass_all(row_id row, std::uint32_t first, std::uint32_t last) noexcept
+  {
+    pass(row, static_cast<layer_id>(layers_ - 1));
+    if (last == 0) { return; }
+    row_runtime& state = rows_[to_index(row)];
+    state.unproven_last = last;
+    if (state.unproven_first == 0) { state.unproven_first = first; }
+  }
+
+  /// The row gets no further visit in its step, which will be dropped.
+  void give_up(row_id row, status code) noexcept { fail(row, code); }
+
+  /// As prove, where what is known of the row's recalls is about to be forgotten: a row of which blocks did not arrive has
+  /// failed if it is in a step, and cannot go on.
+  void settle_proof(row_id row) noexcept
+  {
+    row_runtime& state = rows_[to_index(row)];
+    bool const outside = state.progress == row_progress::outside;
+    status const proven = prove(row);
+    if (proven == status::ok || proven == status::busy) { return; }
+    state.unsound = true;
+    if (outside) { state.progress = row_progress::outside; }
+  }
+
   /// Rows have entered `layer`.
   /// @param resident (row) whether nothing of the layer can travel   @param place of their recall in the ring
   template <class Resident>

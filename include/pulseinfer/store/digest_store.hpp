@@ -4,6 +4,7 @@
 
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/store/device_table.hpp>
 #include <pulseinfer/store/free_list.hpp>
 #include <pulseinfer/store/set_up_copy.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -55,14 +56,15 @@ class digest_store {
       counts_(max_rows_, 0),
       memory_{backend, memory_space::device, free_.size() * extent_bytes_},
       table_{backend, memory_space::device, std::uint64_t{max_rows_} * max_extents_ * sizeof(std::int32_t)},
-      sizes_{backend, memory_space::pinned, 2 * std::uint64_t{layers_} * sizeof(std::uint64_t)}
+      sizes_{backend, 2 * std::uint64_t{layers_}}
   {
     std::uint64_t offset = 0;
     for (std::uint32_t layer = 0; layer < layers_; ++layer) {
-      layer_offset()[layer] = offset;
-      layer_bytes()[layer] = block_bytes[layer];
+      sizes_.host()[layer] = offset;
+      sizes_.host()[layers_ + layer] = block_bytes[layer];
       offset += section_bytes(block_bytes[layer], extent_blocks_);
     }
+    sizes_.publish(backend);
     slab<B> const absent{backend, memory_space::pinned, table_.bytes()};
     std::fill_n(absent.template as<std::int32_t>(), extents_.size(), -1);
     set_up_copy(backend, table_.data(), absent.data(), table_.bytes());
@@ -136,8 +138,8 @@ class digest_store {
     return {
       .base = memory_.data(),
       .extent_of = table_.template as<std::int32_t>(),
-      .layer_offset = layer_offset(),
-      .block_bytes = layer_bytes(),
+      .layer_offset = sizes_.device(),
+      .block_bytes = sizes_.device() + layers_,
       .extent_bytes = extent_bytes_,
       .extent_blocks = extent_blocks_,
       .max_extents = max_extents_};
@@ -206,8 +208,6 @@ class digest_store {
   {
     return static_cast<std::uint32_t>(to_index(row)) * max_extents_;
   }
-  [[nodiscard]] std::uint64_t* layer_offset() const noexcept { return sizes_.template as<std::uint64_t>(); }
-  [[nodiscard]] std::uint64_t* layer_bytes() const noexcept { return layer_offset() + layers_; }
 
   [[nodiscard]] extent_patch add(row_id row, std::uint32_t wanted) noexcept
   {
@@ -225,11 +225,11 @@ class digest_store {
   std::uint64_t extent_bytes_;
   std::uint32_t max_extents_;  // of a row
   free_list<extent_id> free_;
-  std::vector<extent_id> extents_;     // [max_rows, max_extents]
-  std::vector<std::uint32_t> counts_;  // [max_rows] extents of each row
-  slab<B> memory_;                     // [extents, extent_bytes]
-  slab<B> table_;                      // [max_rows, max_extents] int32 words, changed by patches only
-  slab<B> sizes_;                      // [2, layers] offset of a layer in an extent, bytes of a block's digest
+  std::vector<extent_id> extents_;        // [max_rows, max_extents]
+  std::vector<std::uint32_t> counts_;     // [max_rows] extents of each row
+  slab<B> memory_;                        // [extents, extent_bytes]
+  slab<B> table_;                         // [max_rows, max_extents] int32 words, changed by patches only
+  device_table<std::uint64_t, B> sizes_;  // [2, layers] offset of a layer in an extent, bytes of a block's digest
 };
 
 }  // namespace pulseinfer

@@ -6,6 +6,7 @@
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/store/block_book.hpp>
+#include <pulseinfer/store/device_table.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
@@ -84,11 +85,12 @@ class host_store {
       padding_{options.slab_padding_bytes},
       book_{host_store_blocks(options, layers, head_groups, layout)},
       memory_{backend, memory_space::pinned, std::uint64_t{layers} * head_groups * slab_stride() - padding_},
-      table_{backend, memory_space::pinned, std::uint64_t{layers} * head_groups * sizeof(std::byte*)}
+      table_{backend, std::uint64_t{layers} * head_groups}
   {
     for (std::uint64_t i = 0; i < std::uint64_t{layers} * head_groups; ++i) {
-      table_.template as<std::byte*>()[i] = memory_.data() + i * slab_stride();
+      table_.host()[i] = memory_.data() + i * slab_stride();
     }
+    table_.publish(backend);
   }
 
   host_store(host_store&&) = delete;
@@ -124,13 +126,14 @@ class host_store {
   [[nodiscard]] std::uint32_t references(host_block_id block) const noexcept { return book_.references(block); }
   [[nodiscard]] std::uint32_t pins(host_block_id block) const noexcept { return book_.pins(block); }
   [[nodiscard]] block_counts counts() const noexcept { return book_.counts(); }
-  [[nodiscard]] std::uint64_t allocated_bytes() const noexcept { return memory_.bytes() + table_.bytes(); }
+  [[nodiscard]] std::uint64_t allocated_bytes() const noexcept { return memory_.bytes() + table_.host_bytes(); }
   [[nodiscard]] std::string refused_release() const { return book_.refused_release(); }
 
   [[nodiscard]] host_store_ref ref() const noexcept
   {
     return {
-      .slab_base = table_.template as<std::byte*>(),
+      .slab_base = table_.host(),
+      .device_slab_base = table_.device(),
       .block_stride = block_bytes_,
       .head_groups = head_groups_,
       .blocks = book_.size()};
@@ -151,8 +154,8 @@ class host_store {
   std::uint64_t block_bytes_;
   std::uint64_t padding_;
   block_book<host_block_id> book_;
-  slab<B> memory_;  // [layers, head_groups] slabs of blocks, slab_stride() apart
-  slab<B> table_;   // [layers, head_groups] begin of each slab
+  slab<B> memory_;                     // [layers, head_groups] slabs of blocks, slab_stride() apart
+  device_table<std::byte*, B> table_;  // [layers, head_groups] begin of each slab
 };
 
 }  // namespace pulseinfer

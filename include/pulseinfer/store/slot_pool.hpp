@@ -6,6 +6,7 @@
 #include <pulseinfer/layout/block_layout.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/store/block_book.hpp>
+#include <pulseinfer/store/device_table.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/pool.hpp>
@@ -86,12 +87,12 @@ class slot_pool {
       per_layer_{options.lent.size() > 1},
       books_(per_layer_ ? layers : 1, block_book<slot_id>{options.slots}),
       memory_{backend, memory_space::device, options.lent.empty() ? options.slots * stride_ : 0},
-      table_{backend, memory_space::pinned, std::uint64_t{layers} * sizeof(std::byte*)}
+      table_{backend, layers}
   {
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
-      table_.template as<std::byte*>()[layer] =
-        options.lent.empty() ? memory_.data() : options.lent[per_layer_ ? layer : 0];
+      table_.host()[layer] = options.lent.empty() ? memory_.data() : options.lent[per_layer_ ? layer : 0];
     }
+    table_.publish(backend);
   }
 
   slot_pool(slot_pool&&) = delete;
@@ -146,7 +147,11 @@ class slot_pool {
   [[nodiscard]] slot_pool_ref ref() const noexcept
   {
     return {
-      .layer_base = table_.template as<std::byte*>(), .slot_stride = stride_, .slots = slots_, .per_layer = per_layer_};
+      .layer_base = table_.host(),
+      .device_layer_base = table_.device(),
+      .slot_stride = stride_,
+      .slots = slots_,
+      .per_layer = per_layer_};
   }
 
   /// @return what is wrong with the books, empty where nothing is
@@ -181,7 +186,7 @@ class slot_pool {
   bool per_layer_;
   std::vector<block_book<slot_id>> books_;  // one, or one a layer
   slab<B> memory_;                          // [slots], empty where lent
-  slab<B> table_;                           // [layers] begin of each layer's slots
+  device_table<std::byte*, B> table_;       // [layers] begin of each layer's slots
 };
 
 }  // namespace pulseinfer

@@ -172,7 +172,8 @@ class cuda_backend {
     // Small groups together stay below what a block gets without asking; one that needs more has a block for itself.
     auto const plan = detail::plan_launch(shape, scratch, detail::default_block_scratch_bytes, options_.max_blocks);
     return errors_.note(
-      "cudaLaunchKernel", detail::launch_operation(op, plan, stream.stream), status::invalid_state, Op::name);
+      "cudaLaunchKernel", detail::launch_operation(op, plan, stream.stream), status::invalid_state, Op::name,
+      &stream.stream);
   }
 
   /// @status invalid_argument; capacity_exceeded for more than max_copy_runs runs; device_lost; capture_unsupported;
@@ -187,7 +188,7 @@ class cuda_backend {
     detail::device_guard const guard{options_.device};
     std::shared_lock const lock{regions_mutex_};
     detail::copy_result const result = detail::copy_runs(stream, runs, regions_);
-    return errors_.note(result.call, result.code, status::transfer_failed);
+    return errors_.note(result.call, result.code, status::transfer_failed, nullptr, &stream.stream);
   }
 
   // Events ------------------------------------------------------------------------------------------------------------
@@ -224,7 +225,9 @@ class cuda_backend {
     detail::device_guard const guard{options_.device};
     std::unique_lock lock{mutex_};
     if (!event_handles_.valid(event)) { return status::invalid_argument; }
-    return errors_.note("cudaEventRecord", cudaEventRecord(events_[event.index], stream.stream));
+    return errors_.note(
+      "cudaEventRecord", cudaEventRecord(events_[event.index], stream.stream), status::invalid_state, nullptr,
+      &stream.stream);
   }
 
   status wait(stream_ref stream, event_ref event) noexcept
@@ -233,7 +236,9 @@ class cuda_backend {
     detail::device_guard const guard{options_.device};
     std::unique_lock lock{mutex_};
     if (!event_handles_.valid(event)) { return status::invalid_argument; }
-    return errors_.note("cudaStreamWaitEvent", cudaStreamWaitEvent(stream.stream, events_[event.index], 0));
+    return errors_.note(
+      "cudaStreamWaitEvent", cudaStreamWaitEvent(stream.stream, events_[event.index], 0), status::invalid_state,
+      nullptr, &stream.stream);
   }
 
   /// `failed` for a handle that is not valid and once the device is lost.
@@ -277,9 +282,10 @@ class cuda_backend {
   [[nodiscard]] void* allocate(memory_space space, std::size_t bytes)
   {
     detail::device_guard const guard{options_.device};
+    bool mapped = false;
     void* const memory = detail::allocate_cuda_memory(
-      ledger_, errors_, space, bytes, options_.pinned_chunk_bytes, options_.pinned_may_spill, placement_);
-    if (is_chunked(space, bytes)) {
+      ledger_, errors_, space, bytes, options_.pinned_chunk_bytes, options_.pinned_may_spill, placement_, mapped);
+    if (mapped) {
       std::unique_lock const lock{regions_mutex_};
       regions_.push_back({static_cast<std::byte*>(memory), bytes, options_.pinned_chunk_bytes});
     }
@@ -289,19 +295,33 @@ class cuda_backend {
   void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
   {
     detail::device_guard const guard{options_.device};
-    if (is_chunked(space, bytes)) {
+    bool mapped = false;
+    if (space == memory_space::pinned) {
       std::unique_lock const lock{regions_mutex_};
-      std::erase_if(regions_, [&](detail::chunked_region const& region) { return region.begin == pointer; });
+      mapped =
+        std::erase_if(regions_, [&](detail::chunked_region const& region) { return region.begin == pointer; }) != 0;
     }
-    detail::deallocate_cuda_memory(ledger_, errors_, space, pointer, bytes, options_.pinned_chunk_bytes);
+    auto const begin = clock::now();
+    detail::deallocate_cuda_memory(ledger_, errors_, space, pointer, bytes, options_.pinned_chunk_bytes, mapped);
+    if (mapped) {
+      std::unique_lock const lock{regions_mutex_};
+      teardown_ = std::chrono::duration_cast<nanoseconds>(clock::now() - begin);
+    }
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
   [[nodiscard]] std::uint64_t device_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::device); }
   /// The memory node on which the last large pinned memory was asked for, that of the device; -1 where it is not known.
   [[nodiscard]] int host_pool_node() const noexcept { return placement_.node; }
-  /// Why it could not be asked for there; empty where it was, and on machines of one node.
+  /// Why it could not be asked for there, or was not registered but left to the runtime (a limit on locked memory); empty where
+  /// nothing was refused, and on machines of one node.
   [[nodiscard]] std::string const& host_pool_warning() const noexcept { return placement_.warning; }
+  /// How long the last large pinned memory took to unregister and unmap; 0 before. About as long as to pin it.
+  [[nodiscard]] nanoseconds host_pool_teardown() const noexcept
+  {
+    std::shared_lock const lock{regions_mutex_};
+    return teardown_;
+  }
   [[nodiscard]] std::uint64_t pinned_bytes() const noexcept { return ledger_.used_bytes(memory_space::pinned); }
   [[nodiscard]] std::uint64_t pinned_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::pinned); }
 
@@ -324,7 +344,8 @@ class cuda_backend {
   {
     if (status const usable = check(stream); usable != status::ok) { return usable; }
     detail::device_guard const guard{options_.device};
-    return errors_.note("cudaStreamSynchronize", cudaStreamSynchronize(stream.stream));
+    return errors_.note(
+      "cudaStreamSynchronize", cudaStreamSynchronize(stream.stream), status::invalid_state, nullptr, &stream.stream);
   }
 
   /// Returns when the device holds no work, that of others included.
@@ -365,11 +386,6 @@ class cuda_backend {
     return errors_.device_lost() ? status::device_lost : status::ok;
   }
 
-  [[nodiscard]] bool is_chunked(memory_space space, std::size_t bytes) const noexcept
-  {
-    return space == memory_space::pinned && bytes >= detail::mapped_pinned_bytes && bytes > options_.pinned_chunk_bytes;
-  }
-
   cuda_options options_;
   clock::time_point start_ = clock::now();
   memory_ledger ledger_;
@@ -383,7 +399,8 @@ class cuda_backend {
 
   mutable std::shared_mutex regions_mutex_;
   detail::page_placement placement_ = {};
-  std::vector<detail::chunked_region> regions_;  // pinned memory of more than one registration
+  nanoseconds teardown_{0};
+  std::vector<detail::chunked_region> regions_;  // large pinned memory, in one or more registrations
 };
 
 static_assert(backend<cuda_backend>);

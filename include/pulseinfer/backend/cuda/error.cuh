@@ -75,17 +75,19 @@ class cuda_error : public error {
 class cuda_error_log {
  public:
   /// Keeps a code that is not cudaSuccess and clears it from the runtime, so that calls of others don't trip over it.
-  /// @param subject what the call was about; may be nullptr
+  /// @param subject what the call was about; may be nullptr   @param stream on which, where the call has one
   status note(
-    char const* call, cudaError_t code, status otherwise = status::invalid_state,
-    char const* subject = nullptr) noexcept
+    char const* call, cudaError_t code, status otherwise = status::invalid_state, char const* subject = nullptr,
+    cudaStream_t const* stream = nullptr) noexcept
   {
     if (code == cudaSuccess) { return status::ok; }
     static_cast<void>(cudaGetLastError());
     std::unique_lock lock{mutex_};
+    char on[40] = "";
+    if (stream != nullptr) { std::snprintf(on, sizeof(on), " on stream %p", static_cast<void*>(*stream)); }
     std::snprintf(
-      text_, sizeof(text_), "%s(%s): %s (%d), %s", call, subject == nullptr ? "" : subject, cudaGetErrorName(code),
-      static_cast<int>(code), cudaGetErrorString(code));
+      text_, sizeof(text_), "%s(%s)%s: %s (%d), %s", call, subject == nullptr ? "" : subject, on,
+      cudaGetErrorName(code), static_cast<int>(code), cudaGetErrorString(code));
     if (is_sticky(code)) { lost_.store(true); }
     return status_of(code, otherwise);
   }

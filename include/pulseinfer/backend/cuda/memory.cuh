@@ -50,23 +50,6 @@ static_assert(page_registrar<cuda_page_registrar>);
   return node_of_device(address);
 }
 
-/// Maps near the current device. @param chunk_bytes of one registration   @param placed written
-/// @throws resource_error, with the process's limit on locked memory where it has one
-[[nodiscard]] inline void* map_pinned_memory(
-  std::size_t bytes, std::size_t chunk_bytes, bool may_spill, page_placement& placed)
-{
-  system_page_placer placer;
-  std::byte* const memory = map_pages(bytes, placer, node_of_current_device(), may_spill, placed);
-  try {
-    cuda_page_registrar registrar;
-    add_chunks(registrar, memory, mapped_bytes(bytes), chunk_bytes);
-  } catch (...) {
-    unmap_pages(memory, bytes);
-    throw;
-  }
-  return memory;
-}
-
 inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chunk_bytes) noexcept
 {
   cuda_page_registrar registrar;
@@ -74,19 +57,35 @@ inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chu
   unmap_pages(static_cast<std::byte*>(memory), bytes);
 }
 
-/// @param chunk_bytes of one registration of pinned memory   @param placed written for memory that is mapped
+/// Large pinned memory is mapped near the current device and registered; where that is refused, the runtime allocates it.
+/// @param chunk_bytes of one registration of pinned memory   @param placed written for large pinned memory
+/// @param mapped written: whether the memory was mapped here, and so in chunks
 /// @return 256-byte aligned, contents undefined; nullptr for 0 bytes
 /// @throws resource_error past the ledger's limit or when CUDA has no memory; cuda_error when pinned memory has two addresses
 [[nodiscard]] inline void* allocate_cuda_memory(
   memory_ledger& ledger, cuda_error_log& errors, memory_space space, std::size_t bytes, std::size_t chunk_bytes,
-  bool may_spill, page_placement& placed)
+  bool may_spill, page_placement& placed, bool& mapped)
 {
+  mapped = false;
   if (bytes == 0) { return nullptr; }
   ledger.take(space, bytes);
   void* pointer = nullptr;
   if (space == memory_space::pinned && bytes >= mapped_pinned_bytes) {
     try {
-      pointer = map_pinned_memory(bytes, chunk_bytes, may_spill, placed);
+      cuda_page_registrar registrar;
+      system_page_placer placer;
+      auto const runtime = [bytes] {
+        void* own = nullptr;
+        if (cudaHostAlloc(&own, bytes, cudaHostAllocMapped | cudaHostAllocPortable) == cudaSuccess) { return own; }
+        static_cast<void>(cudaGetLastError());
+        return static_cast<void*>(nullptr);
+      };
+      pinned_memory const taken =
+        take_pinned(registrar, placer, bytes, chunk_bytes, node_of_current_device(), may_spill, placed, [&] {
+          return static_cast<std::byte*>(runtime());
+        });
+      pointer = taken.begin;
+      mapped = taken.mapped;
     } catch (...) {
       ledger.give_back(space, bytes);
       throw;
@@ -107,15 +106,15 @@ inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chu
   }
   if (space == memory_space::pinned) {
     void* seen_by_device = nullptr;
-    cudaError_t const mapped = cudaHostGetDevicePointer(&seen_by_device, pointer, 0);
-    if (mapped != cudaSuccess || seen_by_device != pointer) {
-      if (bytes >= mapped_pinned_bytes) {
+    cudaError_t const code = cudaHostGetDevicePointer(&seen_by_device, pointer, 0);
+    if (code != cudaSuccess || seen_by_device != pointer) {
+      if (mapped) {
         unmap_pinned_memory(pointer, bytes, chunk_bytes);
       } else {
         static_cast<void>(cudaFreeHost(pointer));
       }
       ledger.give_back(space, bytes);
-      errors.require("cudaHostGetDevicePointer", mapped);
+      errors.require("cudaHostGetDevicePointer", code);
       throw cuda_error{
         status::resource_exhausted, cudaErrorNotSupported,
         "pinned memory has another address on the device: unified addressing is needed"};
@@ -124,15 +123,15 @@ inline void unmap_pinned_memory(void* memory, std::size_t bytes, std::size_t chu
   return pointer;
 }
 
-/// Tolerates a runtime that is already unloaded.
+/// Tolerates a runtime that is already unloaded. @param mapped as allocate_cuda_memory wrote it
 inline void deallocate_cuda_memory(
   memory_ledger& ledger, cuda_error_log& errors, memory_space space, void* pointer, std::size_t bytes,
-  std::size_t chunk_bytes) noexcept
+  std::size_t chunk_bytes, bool mapped) noexcept
 {
   if (pointer == nullptr) { return; }
   if (space == memory_space::device) {
     static_cast<void>(errors.note("cudaFree", cudaFree(pointer)));
-  } else if (bytes >= mapped_pinned_bytes) {
+  } else if (mapped) {
     unmap_pinned_memory(pointer, bytes, chunk_bytes);
   } else {
     static_cast<void>(errors.note("cudaFreeHost", cudaFreeHost(pointer)));

@@ -234,13 +234,13 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
 {
   __shared__ std::byte const* slabs[gather_slabs];
   recall_plan_ref const& plan = op.plan;
-  std::byte* const* const table = plan.host.slab_base + to_index(plan.layer) * plan.host.head_groups;
+  std::byte* const* const table = plan.host.slabs(plan.layer);
   bool const at_hand = plan.head_groups <= gather_slabs;
   for (std::uint32_t group = threadIdx.x; at_hand && group < plan.head_groups; group += blockDim.x) {
     slabs[group] = table[group];
   }
   gather_scene scene;
-  scene.slots = plan.pool.layer_base[to_index(plan.layer)];
+  scene.slots = plan.pool.base(plan.layer);
   std::uint32_t const begin = plan.row_begin[op.first_row];
   scene.count = plan.row_begin[op.first_row + op.row_count] - begin;
   scene.entries = plan.entries + begin;

@@ -109,7 +109,7 @@ __global__ void __cluster_dims__(attention_stretches / Stretches, 1, 1)
 
   block_table const& table = op.table;
   // Words that may lie on the host are asked for before anything needs them.
-  std::byte const* const slot_memory = table.pool.layer_base[to_index(table.layer)];
+  std::byte const* const slot_memory = table.pool.base(table.layer);
   std::uint32_t const share = op.query_group();
   std::uint32_t const pair_tiles = divide_up(op.query_limit() * share, pairs);
   std::uint32_t const item = blockIdx.x / cluster;

@@ -1,0 +1,207 @@
+#include "../support/captured_decode.hpp"
+#include "../support/recording_backend.hpp"
+#include <pulseinfer/backend/cpu/cpu_backend.hpp>
+#include <pulseinfer/scheduler/interruptible_scheduler.hpp>
+#include <pulseinfer/scheduler/lockstep_scheduler.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+using namespace pulseinfer;
+using namespace pulseinfer_test;
+
+namespace {
+
+using recorder = recording<cpu_backend>;
+
+struct recorded_graphs {
+  using graph = recorder::graph;
+  recorder& backend;
+
+  void begin(recorder::stream_ref) { backend.begin_capture(); }
+  [[nodiscard]] graph end() { return backend.end_capture(); }
+  static status launch(graph const& calls, recorder::stream_ref) { return recorder::replay(calls); }
+};
+
+template <class Scheduler>
+using decode = captured_decode<recorder, Scheduler, recorded_graphs>;
+using whole = lockstep_scheduler<visit_order::whole>;
+using hits = lockstep_scheduler<visit_order::hits_first>;
+using parking = interruptible_scheduler<visit_order::hits_first>;
+
+cpu_options manual() { return {.mode = cpu_mode::manual}; }
+
+template <class Scheduler>
+void compare(captured_as how)
+{
+  recorder one{manual()}, other{manual()};
+  CHECK(compare_with_loop<recorder, Scheduler, recorded_graphs>(one, other, how, 64) > 100);
+  CHECK(other.captured_copies() == 0);
+  CHECK(other.wrong_questions() == 0);
+}
+
+std::string refusal(auto make)
+{
+  try {
+    static_cast<void>(make());
+  } catch (error const& said) {
+    return said.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE(
+  "a captured step replays 64 times as the loop runs: tables, books and outputs, whatever rows it is replayed for")
+{
+  SUBCASE("each layer attended whole") { compare<whole>(captured_as::step); }
+  SUBCASE("hits attended while misses travel") { compare<hits>(captured_as::step); }
+}
+
+TEST_CASE("captured visits replay as the loop runs, their recalls enqueued behind them")
+{
+  SUBCASE("rows in lockstep") { compare<whole>(captured_as::visits); }
+  SUBCASE("rows parked at their layers, hits before what lands") { compare<parking>(captured_as::visits); }
+}
+
+TEST_CASE("a replay that nothing was made ready for is refused, and nothing has changed")
+{
+  // vllm-project/vllm#56158
+  recorder backend{manual()};
+  decode<whole> run{backend};
+  row_id const row = run.open(1, 100);
+  row_id const second = run.open(2, 60);
+  run.capture(1, 1, 150);
+  std::vector<std::uint32_t> const before = run.books();
+  std::uint32_t const tokens = run.kv.tokens_of(row);
+  auto const unchanged = [&] { return run.launches == 0 && run.books() == before && run.kv.tokens_of(row) == tokens; };
+
+  CHECK(run.replay() == status::invalid_state);  // no step has begun
+  CHECK(unchanged());
+
+  REQUIRE(run.kv.begin_step(std::vector{step_row{row}, step_row{second, 1, 8}}) == status::ok);
+  CHECK(run.replay() == status::capacity_exceeded);  // two rows
+  CHECK(run.launches == 0);
+  REQUIRE(run.kv.commit(std::vector{commit_row{row, 0}, commit_row{second, 0}}) == status::ok);
+
+  REQUIRE(run.kv.close(second) == status::ok);
+  row_id const again = run.open(2, 148);
+  REQUIRE(again == second);
+  run.engine.step({{.row = second}});
+  run.engine.step({{.row = second}});
+  REQUIRE(run.kv.begin_step(std::vector{step_row{second, 1, 8}}) == status::ok);
+  status const longer = run.replay();  // 151 tokens, of 150: one block more
+  CHECK(longer == status::ok);
+}
+
+TEST_CASE("blocks that do not arrive in a replay fail their row, which may be replayed again; the others go on")
+{
+  recorder backend{manual()}, other{manual()};
+  // Without hysteresis: what is selected in a step does not depend on one that was dropped.
+  decode<whole> run{backend, true, 0.0F}, loop{other, true, 0.0F};
+  row_id const hurt = run.open(1, 100);
+  row_id const well = run.open(2, 90);
+  REQUIRE(loop.open(1, 100) == hurt);
+  REQUIRE(loop.open(2, 90) == well);
+  auto const spoil = [&] {
+    for (host_block_id const block : run.kv.sequences()[hurt].host_blocks) {
+      if (!is_none(block)) { *run.kv.store().ref().address(layer_id{1}, 1, block) ^= std::byte{0x10}; }
+    }
+  };
+  std::vector<step_row> const both{{.row = hurt}, {.row = well}};
+  for (std::uint32_t t = 0; t < 8; ++t) { run.replayed(both, 3); }
+  std::uint32_t failed = 0;
+  for (std::uint32_t t = 0; t < 30; ++t) {
+    std::uint32_t const before = run.kv.tokens_of(hurt);
+    spoil();
+    run.replayed(both, 3);
+    spoil();
+    bool const lost = run.kv.tokens_of(hurt) == before;
+    failed += lost ? 1U : 0U;
+    REQUIRE(lost == (run.kv.row_status(hurt) == status::transfer_failed));
+    REQUIRE(lost == !run.kv.failures().empty());
+    for (failure_record const& record : run.kv.failures()) {
+      REQUIRE(record.row == hurt);
+      REQUIRE(record.layer == layer_id{1});
+      REQUIRE(record.sequence == run.kv.sequences()[hurt].id);
+    }
+    run.kv.clear_failures();
+    if (lost) { run.replayed({{.row = hurt}}, 3); }
+    REQUIRE(run.kv.row_status(hurt) == status::ok);
+    REQUIRE(run.kv.tokens_of(hurt) == before + 1);
+    REQUIRE(run.kv.tokens_of(well) == 90 + 8 + t + 1);
+  }
+  CHECK(failed > 5);
+  for (std::uint32_t t = 0; t < 38; ++t) { loop.eager(both); }
+  CHECK((run.engine.outputs() == loop.engine.outputs()));
+}
+
+TEST_CASE(
+  "replays may be enqueued ahead of the device: each waits for the one before of its capture and keeps what that told")
+{
+  recorder backend{manual()};
+  decode<whole> run{backend, true};
+  row_id const row = run.open(1, 100);
+  run.capture(2, 1);
+  run.engine.step({{.row = row}});
+  for (host_block_id const block : run.kv.sequences()[row].host_blocks) {
+    if (!is_none(block)) { *run.kv.store().ref().address(layer_id{2}, 0, block) ^= std::byte{0x10}; }
+  }
+  // Steps are committed before the device has run them.
+  status said = status::ok;
+  std::uint32_t steps = 0;
+  while (said == status::ok && ++steps < 60) {
+    run.engine.scramble_inputs(steps);
+    said = run.kv.begin_step(std::vector{step_row{row}});
+    if (said != status::ok) { break; }
+    said = run.replay();
+    if (said == status::ok) { said = run.kv.commit(std::vector{commit_row{row}}); }
+  }
+  // A row with tokens whose attention lacked blocks can't go on.
+  REQUIRE(run.kv.drain(no_deadline) == status::ok);
+  CHECK(said == status::transfer_failed);
+  CHECK(run.kv.row_status(row) == status::transfer_failed);
+  CHECK_FALSE(run.kv.failures().empty());
+  CHECK(run.kv.begin_step(std::vector{step_row{row}}) == status::transfer_failed);
+  CHECK(run.kv.close(row) == status::ok);
+}
+
+TEST_CASE("what can't be captured is refused when it is asked for, with what lacks")
+{
+  recorder backend{manual()};
+  {
+    offload_manager<recorder, solo_head_selector<>, gather_scatter_engine, parking, fixed_admission> kv{
+      backend,
+      backend.create_stream(stream_priority::normal),
+      captured_geometry(),
+      {.max_rows = 2, .max_tokens = 64, .captured_steps = 1},
+      {.budget_tokens = 24, .sink_tokens = 4, .recent_tokens = 8}};
+    CHECK(refusal([&] {
+            return kv.capture_step({.rows = 1}).rows().count;
+          }).find("reads the mailbox") != std::string::npos);
+    CHECK(
+      refusal([&] { return kv.capture_visit({.rows = 3}, layer_id{0}).enters(); }).find("3 rows") != std::string::npos);
+    CHECK(refusal([&] {
+            return kv.capture_visit({.rows = 1}, layer_id{0}, part::hits).enters();
+          }).find("layer 0") != std::string::npos);
+    CHECK(refusal([&] {
+            return kv.capture_visit({.rows = 1}, layer_id{4}).enters();
+          }).find("layer 4") != std::string::npos);
+  }
+  decode<whole> run{backend};
+  run.capture(1, 1);
+  auto const second = run.kv.capture_step({.rows = 5, .max_tokens = 200});
+  CHECK(second.rows().count == 5);
+  CHECK(refusal([&] {
+          return run.kv.capture_step({.rows = 1}).rows().count;
+        }).find("captured_steps 2") != std::string::npos);
+  CHECK(refusal([&] { return run.kv.capture_step({.rows = 0}).rows().count; }).find("0 rows") != std::string::npos);
+  CHECK(refusal([&] {
+          return run.kv.capture_step({.rows = 1, .max_tokens = 201}).rows().count;
+        }).find("201 tokens") != std::string::npos);
+}
