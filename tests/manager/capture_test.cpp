@@ -1,3 +1,4 @@
+#include "../support/allocations.hpp"
 #include "../support/captured_decode.hpp"
 #include "../support/recording_backend.hpp"
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
@@ -169,6 +170,31 @@ TEST_CASE(
   CHECK_FALSE(run.kv.failures().empty());
   CHECK(run.kv.begin_step(std::vector{step_row{row}}) == status::transfer_failed);
   CHECK(run.kv.close(row) == status::ok);
+}
+
+TEST_CASE("law 7: replays allocate nothing")
+{
+  recorder backend{manual()};
+  decode<whole> run{backend};
+  row_id const row = run.open(1, 100);
+  run.replayed({{.row = row}}, 3);
+  auto before = run.kv.capture_visit({.rows = 3}, none<layer_id>);
+  backend.begin_capture();
+  run.engine.enqueue_visit(before);
+  recorder::graph const graph = backend.end_capture();
+  step_row const begun{.row = row};
+  commit_row const kept{.row = row};
+  std::uint64_t const allocated = allocations();
+  bool sound = true;
+  for (std::uint32_t t = 0; t < 20; ++t) {
+    sound = sound && run.kv.begin_step({&begun, 1}) == status::ok && run.replay() == status::ok &&
+      backend.synchronize() == status::ok && run.kv.commit({&kept, 1}) == status::ok;
+  }
+  sound = sound && run.kv.begin_step({&begun, 1}) == status::ok &&
+    before.replay(run.kv.rows(), [&] { return recorder::replay(graph); }) == status::ok;
+  CHECK(allocations() == allocated);
+  CHECK(sound);
+  CHECK(run.kv.tokens_of(row) == 121);
 }
 
 TEST_CASE("what can't be captured is refused when it is asked for, with what lacks")

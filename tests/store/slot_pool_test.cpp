@@ -39,6 +39,11 @@ std::string text_of(std::uint32_t layers, block_layout const& layout, slot_pool_
   return {};
 }
 
+/// As a GPU's host: device memory has another copy of what both sides read.
+struct far_backend : immediate_backend {
+  static constexpr bool host_reads_device_memory = false;
+};
+
 }  // namespace
 
 TEST_SUITE("store")
@@ -252,5 +257,26 @@ TEST_SUITE("store")
       }
     });
     CHECK(held);
+  }
+
+  TEST_CASE("kernels read the begins of the layers in device memory, the host in its own")
+  {
+    far_backend backend;
+    {
+      slot_pool<far_backend> const pool{backend, 3, layout_of(64), {.slots = 2}};
+      slot_pool_ref const ref = pool.ref();
+      CHECK(ref.device_layer_base != ref.layer_base);
+      for (std::uint32_t l = 0; l < 3; ++l) {
+        CHECK(ref.device_layer_base[l] == ref.layer_base[l]);
+        CHECK(ref.base(layer(static_cast<std::int32_t>(l))) == ref.layer_base[l]);
+      }
+      REQUIRE(backend.runs.size() == 1);  // at set-up
+      CHECK(backend.runs[0].bytes == 3 * sizeof(std::byte*));
+    }
+    CHECK(backend.allocated == 0);
+    immediate_backend near;
+    slot_pool<immediate_backend> const shared{near, 3, layout_of(64), {.slots = 2}};
+    CHECK(shared.ref().device_layer_base == shared.ref().layer_base);
+    CHECK(near.copies == 0);
   }
 }

@@ -20,6 +20,7 @@ class immediate_backend {
   struct stream_ref {};
   struct event_ref {};
 
+  static constexpr bool host_reads_device_memory = true;
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
   immediate_backend() = default;
