@@ -30,8 +30,8 @@ struct recorded_graphs {
 
 template <class Scheduler>
 using decode = captured_decode<recorder, Scheduler, recorded_graphs>;
-using whole = lockstep_scheduler<visit_order::whole>;
-using hits = lockstep_scheduler<visit_order::hits_first>;
+// Layers that do not select are attended whole here too.
+using lockstep = lockstep_scheduler<visit_order::hits_first>;
 using parking = interruptible_scheduler<visit_order::hits_first>;
 
 cpu_options manual() { return {.mode = cpu_mode::manual}; }
@@ -60,13 +60,12 @@ std::string refusal(auto make)
 TEST_CASE(
   "a captured step replays 64 times as the loop runs: tables, books and outputs, whatever rows it is replayed for")
 {
-  SUBCASE("each layer attended whole") { compare<whole>(captured_as::step); }
-  SUBCASE("hits attended while misses travel") { compare<hits>(captured_as::step); }
+  compare<lockstep>(captured_as::step);
 }
 
 TEST_CASE("captured visits replay as the loop runs, their recalls enqueued behind them")
 {
-  SUBCASE("rows in lockstep") { compare<whole>(captured_as::visits); }
+  SUBCASE("rows in lockstep") { compare<lockstep>(captured_as::visits); }
   SUBCASE("rows parked at their layers, hits before what lands") { compare<parking>(captured_as::visits); }
 }
 
@@ -74,7 +73,7 @@ TEST_CASE("a replay that nothing was made ready for is refused, and nothing has 
 {
   // vllm-project/vllm#56158
   recorder backend{manual()};
-  decode<whole> run{backend};
+  decode<lockstep> run{backend};
   row_id const row = run.open(1, 100);
   row_id const second = run.open(2, 60);
   run.capture(1, 1, 150);
@@ -104,7 +103,7 @@ TEST_CASE("blocks that do not arrive in a replay fail their row, which may be re
 {
   recorder backend{manual()}, other{manual()};
   // Without hysteresis: what is selected in a step does not depend on one that was dropped.
-  decode<whole> run{backend, true, 0.0F}, loop{other, true, 0.0F};
+  decode<lockstep> run{backend, true, 0.0F}, loop{other, true, 0.0F};
   row_id const hurt = run.open(1, 100);
   row_id const well = run.open(2, 90);
   REQUIRE(loop.open(1, 100) == hurt);
@@ -146,7 +145,7 @@ TEST_CASE(
   "replays may be enqueued ahead of the device: each waits for the one before of its capture and keeps what that told")
 {
   recorder backend{manual()};
-  decode<whole> run{backend, true};
+  decode<lockstep> run{backend, true};
   row_id const row = run.open(1, 100);
   run.capture(2, 1);
   run.engine.step({{.row = row}});
@@ -175,7 +174,7 @@ TEST_CASE(
 TEST_CASE("law 7: replays allocate nothing")
 {
   recorder backend{manual()};
-  decode<whole> run{backend};
+  decode<lockstep> run{backend};
   row_id const row = run.open(1, 100);
   run.replayed({{.row = row}}, 3);
   auto before = run.kv.capture_visit({.rows = 3}, none<layer_id>);
@@ -219,7 +218,7 @@ TEST_CASE("what can't be captured is refused when it is asked for, with what lac
             return kv.capture_visit({.rows = 1}, layer_id{4}).enters();
           }).find("layer 4") != std::string::npos);
   }
-  decode<whole> run{backend};
+  decode<lockstep> run{backend};
   run.capture(1, 1);
   auto const second = run.kv.capture_step({.rows = 5, .max_tokens = 200});
   CHECK(second.rows().count == 5);
