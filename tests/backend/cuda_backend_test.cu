@@ -479,7 +479,8 @@ TEST_CASE("a kernel that faults ends in device_lost for every later call")
 {
   char path[4096] = {};
   REQUIRE(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
-  std::string const call = "'" + std::string{path} + "' --no-skip --test-case='faulting kernel*' >/dev/null 2>&1";
+  std::string call{"'"};
+  call.append(path).append("' --no-skip --test-case='faulting kernel*' >/dev/null 2>&1");
   CHECK(std::system(call.c_str()) == 0);
 }
 

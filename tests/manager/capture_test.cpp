@@ -138,7 +138,10 @@ TEST_CASE("blocks that do not arrive in a replay fail their row, which may be re
   }
   CHECK(failed > 5);
   for (std::uint32_t t = 0; t < 38; ++t) { loop.eager(both); }
-  CHECK((run.engine.outputs() == loop.engine.outputs()));
+  // What a dropped step brought is hit by the next try and not merged later: equal but for the order of sums.
+  for (auto const& [place, output] : loop.engine.outputs()) {
+    REQUIRE(difference(run.engine.output(place.first, place.second), output) < 1e-4F);
+  }
 }
 
 TEST_CASE(

@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -90,7 +89,7 @@ TEST_CASE("what 12 replays of a step sent to the host comes back from there, all
   for (std::uint32_t t = 0; t < 12; ++t) { run.replayed({{.row = row}}, 1); }
   sequence_state const& sequence = run.kv.sequences()[row];
   REQUIRE(sequence.sealed == 28);
-  REQUIRE(std::ranges::count(sequence.host_blocks, none<host_block_id>) == 0);
+  for (std::uint32_t b = 0; b < 28; ++b) { REQUIRE_FALSE(is_none(sequence.host_blocks[b])); }
   // What the sealed blocks must hold: the keys and values of a run that never leaves the slots.
   captured_decode<cuda_backend, whole, cuda_graphs> resident{backend};
   row_id const kept = resident.open(1, 100, true);
