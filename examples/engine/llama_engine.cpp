@@ -101,6 +101,23 @@ void llama_engine::feed(std::uint32_t row, std::span<std::int32_t const> tokens,
   rows_[row] = {.tokens = static_cast<std::uint32_t>(tokens.size()), .position = position, .layer = 0, .sampled = -1};
 }
 
+void llama_engine::resume(std::uint32_t row, std::span<float const> hidden, std::uint32_t position, std::uint32_t layer)
+{
+  llama_geometry const& model = geometry();
+  std::size_t const tokens = hidden.size() / model.hidden;
+  if (
+    row >= limits_.rows || tokens == 0 || tokens > limits_.row_tokens || tokens * model.hidden != hidden.size() ||
+    layer > model.layers || position + tokens > model.context_tokens) {
+    throw std::out_of_range{
+      "row " + std::to_string(row) + " with " + std::to_string(hidden.size()) + " values from position " +
+      std::to_string(position) + " before layer " + std::to_string(layer)};
+  }
+  std::copy(
+    hidden.begin(), hidden.end(),
+    hidden_.begin() + static_cast<std::ptrdiff_t>(std::size_t{first_token(row)} * model.hidden));
+  rows_[row] = {.tokens = static_cast<std::uint32_t>(tokens), .position = position, .layer = layer, .sampled = -1};
+}
+
 void llama_engine::project(std::uint32_t layer, row_span rows)
 {
   expect_layer(layer, rows, "project");
@@ -216,6 +233,58 @@ void llama_engine::sample(row_span rows)
     float* const out = logits_.data() + std::size_t{row} * model.vocabulary;
     multiply(normed_.data(), 1, weights_->embedding, model.hidden, out);
     rows_[row].sampled = static_cast<std::int32_t>(std::max_element(out, out + model.vocabulary) - out);
+  }
+}
+
+void llama_engine::token_logits(std::uint32_t row, std::uint32_t first, std::uint32_t count, float* out)
+{
+  llama_geometry const& model = geometry();
+  expect_layer(model.layers, std::span{&row, 1}, "token_logits");
+  if (count == 0 || first + std::uint64_t{count} > rows_[row].tokens) {
+    throw std::out_of_range{
+      "logits of tokens " + std::to_string(first) + " to " + std::to_string(first + std::uint64_t{count}) + " of " +
+      std::to_string(rows_[row].tokens)};
+  }
+  for (std::size_t index = 0; index < count; ++index) {
+    std::size_t const slot = std::size_t{first_token(row)} + first + index;
+    rms_norm(
+      hidden_.data() + slot * model.hidden, weights_->final_norm, model.norm_epsilon,
+      normed_.data() + index * model.hidden);
+  }
+  multiply(normed_.data(), count, weights_->embedding, model.hidden, out);
+}
+
+std::span<float> llama_engine::attended(std::uint32_t row) noexcept
+{
+  std::size_t const width = geometry().query_width();
+  return std::span{attended_}.subspan(first_token(row) * width, rows_[row].tokens * width);
+}
+
+std::span<float const> llama_engine::hidden(std::uint32_t row) const noexcept
+{
+  std::size_t const width = geometry().hidden;
+  return std::span{hidden_}.subspan(first_token(row) * width, rows_[row].tokens * width);
+}
+
+void llama_engine::guess_queries(std::uint32_t row, std::uint32_t layer, float* out)
+{
+  llama_geometry const& model = geometry();
+  llama_weights::layer const& weights = weights_->layers.at(layer);
+  std::size_t const width = model.query_width(), count = rows_[row].tokens;
+  std::span<float const> const before = hidden(row);
+  for (std::size_t index = 0; index < count; ++index) {
+    rms_norm(
+      before.data() + index * model.hidden, weights.attention_norm, model.norm_epsilon,
+      normed_.data() + index * model.hidden);
+  }
+  auto const columns = static_cast<blasint>(model.hidden), outputs = static_cast<blasint>(width);
+  cblas_sgemm(
+    CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(count), outputs, columns, 1.0F, normed_.data(),
+    columns, weights.qkv.data(), columns, 0.0F, out, outputs);
+  for (std::size_t index = 0; index < count; ++index) {
+    for (std::size_t at = 0; at < width; at += model.head_dim) {
+      rotate(out + index * width + at, rows_[row].position + static_cast<std::uint32_t>(index));
+    }
   }
 }
 

@@ -68,6 +68,10 @@ class llama_engine {
   /// @throws std::out_of_range with the numbers
   void feed(std::uint32_t row, std::span<std::int32_t const> tokens, std::uint32_t position);
 
+  /// Puts a row before `layer` with what another run had there, instead of `feed`.
+  /// @param hidden [tokens, hidden]   @throws std::out_of_range with the numbers
+  void resume(std::uint32_t row, std::span<float const> hidden, std::uint32_t position, std::uint32_t layer);
+
   /// Computes queries, keys and values of these rows' tokens at `layer`.
   /// @throws std::logic_error if a row is not at this layer
   void project(std::uint32_t layer, row_span rows);
@@ -84,11 +88,26 @@ class llama_engine {
     }
   }
 
+  /// Where the attention of a row's tokens goes, [tokens, query_heads * head_dim]: `attend` writes it, or whoever attends by
+  /// other means, between `project` and `feed_forward`.
+  [[nodiscard]] std::span<float> attended(std::uint32_t row) noexcept;
+
   /// Finishes `layer` for these rows: output projection, MLP, residuals.
   void feed_forward(std::uint32_t layer, row_span rows);
 
   /// Computes the logits of each row's last token and picks the likeliest next one.
   void sample(row_span rows);
+
+  /// Computes the logits of some of a row's tokens, not the last alone.
+  /// @param first, count of the row's tokens of this step   @param out [count, vocabulary]
+  /// @throws std::out_of_range if the row has no such tokens, std::logic_error if it is not behind the last layer
+  void token_logits(std::uint32_t row, std::uint32_t first, std::uint32_t count, float* out);
+
+  /// What stands before the layer at which a row is, [tokens, hidden].
+  [[nodiscard]] std::span<float const> hidden(std::uint32_t row) const noexcept;
+  /// The queries of another layer for what stands before this one: a guess of those that it will have.
+  /// @param out [tokens, query_heads * head_dim], with rotary positions
+  void guess_queries(std::uint32_t row, std::uint32_t layer, float* out);
 
   // The tensors are indexed by token slot: those of a row begin at `first_token(row)`.
   [[nodiscard]] std::uint32_t first_token(std::uint32_t row) const noexcept { return row * limits_.row_tokens; }
