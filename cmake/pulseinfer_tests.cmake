@@ -67,12 +67,16 @@ endfunction()
 #   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
 #   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU. The first two link
 #   <root>/support/<folder>/*.cpp too.
-#   The tests of <root>/examples/ are built with the examples only, and link the library of examples/engine.
+#   The tests of <root>/examples/ are built with the examples only, and link the library of examples/engine; those of
+#   <root>/benchmarks/ are built with the benchmarks only.
 function(pulseinfer_add_folder_tests root)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
   file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${root}/*_test.cu")
   if(NOT PULSEINFER_BUILD_EXAMPLES)
     list(FILTER sources EXCLUDE REGEX "^${root}/examples/")
+  endif()
+  if(NOT PULSEINFER_BUILD_BENCHMARKS)
+    list(FILTER sources EXCLUDE REGEX "^${root}/benchmarks/")
   endif()
   set(concurrent_sources ${sources})
   list(FILTER concurrent_sources INCLUDE REGEX "_concurrent_test\\.cpp$")
