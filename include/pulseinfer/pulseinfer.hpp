@@ -49,6 +49,7 @@
 #include <pulseinfer/device/attention.hpp>
 #include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/block_score.hpp>
+#include <pulseinfer/device/certificate.hpp>
 #include <pulseinfer/device/checksum.hpp>
 #include <pulseinfer/device/copy_bytes.hpp>
 #include <pulseinfer/device/cuboid_mean.hpp>
@@ -74,6 +75,7 @@
 #include <pulseinfer/device/widen.hpp>
 
 #include <pulseinfer/operation/append_tokens.hpp>
+#include <pulseinfer/operation/certify_skipped.hpp>
 #include <pulseinfer/operation/checksum_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/exchange_slots.hpp>
@@ -152,11 +154,14 @@
 #include <pulseinfer/residency/staging_ring.hpp>
 
 #include <pulseinfer/selector/block_digest.hpp>
+#include <pulseinfer/selector/calibrated_heads.hpp>
+#include <pulseinfer/selector/calibration.hpp>
 #include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/external_selector.hpp>
 #include <pulseinfer/selector/few_heads.hpp>
 #include <pulseinfer/selector/fixed_tokens.hpp>
+#include <pulseinfer/selector/head_calibrator.hpp>
 #include <pulseinfer/selector/head_choice.hpp>
 #include <pulseinfer/selector/log_mass.hpp>
 #include <pulseinfer/selector/max_share.hpp>

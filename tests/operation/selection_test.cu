@@ -5,11 +5,14 @@
 #include "support/selection.hpp"
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/operation/append_tokens.hpp>
+#include <pulseinfer/operation/certify_skipped.hpp>
+#include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/score_blocks.hpp>
 #include <pulseinfer/operation/select_imported.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
+#include <pulseinfer/operation/select_top_p.hpp>
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
@@ -163,6 +166,40 @@ void check_digests(gpu& on, shape const& s, dtype type)
       .budget_blocks = 8,
       .digest_type = type,
       .scale = 0.1F});
+  }
+  if constexpr (Policy::form::holds_keys) {
+    std::pmr::vector<pulseinfer::certificate_sums> sums[2];
+    for (std::size_t i = 0; i < 2; ++i) {
+      sums[i].resize(c.info.size() * std::size_t{s.query_heads});
+      selection_arrays const& arrays = i == 0 ? cpu_arrays : gpu_arrays;
+      for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) { arrays.selection.counts[lane] = 0; }
+      pulseinfer::certify_skipped<typename Policy::form, typename Policy::spread> const op{
+        .request = arrays.select_request(0, queries.view),
+        .table = {.data = sums[i].data(), .queries = 1, .heads = s.query_heads},
+        .heads = heads,
+        .query_group = c.geometry.query_group(),
+        .group_heads = c.geometry.group_heads(),
+        .head_groups = s.head_groups,
+        .block_tokens = bt,
+        .bounds_offset = policy.bounds_offset(s.head_dim, s.kv_heads),
+        .digest_type = type,
+        .scale = 0.1F};
+      if (i == 0) {
+        pulseinfer_test::run_solo(op);
+      } else {
+        on.run(op);
+      }
+    }
+    std::uint32_t compared = 0;
+    for (std::size_t i = 0; i < sums[0].size(); ++i) {
+      CHECK((sums[0][i].value_norm > 0.0F) == (sums[1][i].value_norm > 0.0F));
+      if (sums[0][i].value_norm == 0.0F) { continue; }  // a row without tokens
+      ++compared;
+      CHECK(sums[1][i].log_bound == doctest::Approx(sums[0][i].log_bound).epsilon(1e-3));
+      CHECK(sums[1][i].log_skipped == doctest::Approx(sums[0][i].log_skipped).epsilon(1e-3));
+      CHECK(sums[1][i].value_norm == doctest::Approx(sums[0][i].value_norm).epsilon(1e-3));
+    }
+    CHECK(compared == 3 * s.query_heads);
   }
   // A byte may be rounded the other way where a GPU contracts a product and a sum.
   CHECK(largest_difference(scores[0], scores[1]) <= (type == dtype::int8 ? 2e-2 : 1e-3));
@@ -359,21 +396,54 @@ TEST_CASE("digests, scores, shares, votes and choices are on a GPU what they are
             .favour = 1.25F};
         },
         votes, 1e-4);
-      // The choice is of integers: from the same votes it is the same.
-      for (std::size_t i = 0; i < 2; ++i) {
+      std::pmr::vector<float> const weights(s.kv_heads, 0.75F);
+      each(
+        [&](selection_arrays const& arrays, float* sums) {
+          return pulseinfer::combine_shares{
+            .layer = pulseinfer::layer_id{0},
+            .rows = c.rows(),
+            .info = c.info.data(),
+            .scores = table,
+            .weights = weights.data(),
+            .votes = sums,
+            .selection = arrays.selection,
+            .head_groups = s.head_groups,
+            .query_group = c.geometry.query_group(),
+            .most_blocks = c.max_blocks,
+            .block_tokens = bt,
+            .budget_blocks = budget,
+            .favour = 1.25F,
+            .largest = digest == dtype::float16};
+        },
+        votes, 1e-4);
+      // The choice is of integers: from the same votes it is the same. First a part of the budget, then all of it.
+      for (std::size_t i = 0; i < 4; ++i) {
         pulseinfer::select_top_k const choose{
           .layer = pulseinfer::layer_id{0},
           .rows = c.rows(),
           .info = c.info.data(),
           .votes = votes[1].data(),
-          .selection = (i == 0 ? cpu_arrays : gpu_arrays).selection,
+          .selection = (i % 2 == 0 ? cpu_arrays : gpu_arrays).selection,
           .vote_pitch = table.pitch,
           .head_groups = s.head_groups,
           .block_tokens = bt,
           .budget_blocks = budget,
           .sink_blocks = 1,
           .recent_blocks = 2};
+        pulseinfer::select_top_p const cut{
+          .most = choose,
+          .sizes = {.least = 6, .step = 3},
+          .share = 0.2F,
+          .favour = 1.25F,
+          .most_blocks = c.max_blocks};
         if (i == 0) {
+          pulseinfer_test::run_solo(cut);
+        } else if (i == 1) {
+          on.run(cut);
+          for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) {
+            CHECK(gpu_arrays.selected(lane) == cpu_arrays.selected(lane));
+          }
+        } else if (i == 2) {
           pulseinfer_test::run_solo(choose);
         } else {
           on.run(choose);

@@ -5,10 +5,14 @@
 #include "support/selection.hpp"
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/external_selector.hpp>
+#include <pulseinfer/selector/few_heads.hpp>
+#include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/selector/top_p.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -49,8 +53,18 @@ TEST_SUITE("selector")
       pulseinfer::solo_head_selector<pulseinfer::cuboid_mean, pulseinfer::designated_head>{
         .budget_tokens = 64, .recent_tokens = 8, .heads = {.head_of_layer = {1}}}
         .bind(on, limits);
+    auto few =
+      pulseinfer::solo_head_selector<pulseinfer::min_max, pulseinfer::few_heads, pulseinfer::top_p>{
+        .budget_tokens = 64,
+        .recent_tokens = 8,
+        .digest = {.type = pulseinfer::dtype::int8, .bounds = true},
+        .heads = {.layers = {{.kv_heads = {0, 1}, .weights = {1.0F, 0.5F}}}}}
+        .bind(on, limits);
+    std::vector<pulseinfer::certificate_sums> sums(3 * 2 * 4);
+    pulseinfer::certificate_table const certificates{.data = sums.data(), .queries = 2, .heads = 4};
     auto external = pulseinfer::external_selector{.budget_tokens = 64}.bind(on, limits);
-    pulseinfer_test::selection_arrays arrays{c, 16, {vote.digest_bytes(layer_id{0})}};
+    pulseinfer_test::selection_arrays arrays{
+      c, 16, {std::max(vote.digest_bytes(layer_id{0}), few.digest_bytes(layer_id{0}))}};
     std::vector<pulseinfer::block_id> const ids{pulseinfer::block_id{2}, pulseinfer::block_id{0}};
     std::vector<float> scores(3 * std::size_t{c.max_blocks}, 0.5F);
     auto const view = pulseinfer::contiguous_tensor(scores.data(), pulseinfer::dtype::float32, 3, 1, c.max_blocks);
@@ -63,6 +77,9 @@ TEST_SUITE("selector")
       expect_ok(vote.select_async({}, arrays.select_request(0, queries.view)));
       expect_ok(solo.digest_async({}, arrays.digest_request(0, 2)));
       expect_ok(solo.select_async({}, arrays.select_request(0, queries.view)));
+      expect_ok(few.digest_async({}, arrays.digest_request(0, 2)));
+      expect_ok(few.select_async({}, arrays.select_request(0, queries.view)));
+      expect_ok(few.certify_async({}, arrays.select_request(0, queries.view), certificates));
       for (std::int32_t row = 0; row < 3; ++row) {
         expect_ok(external.import_selection(layer_id{0}, static_cast<pulseinfer::lane_id>(row), ids, 50));
       }

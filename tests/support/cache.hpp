@@ -163,6 +163,12 @@ class cache {
   {
     pulseinfer::store_from_float(address(layout.key(), layer, row, head, position), layout.key().type, j, value);
   }
+  void set_value(
+    std::uint32_t layer, std::uint32_t row, std::uint32_t head, std::uint32_t position, std::uint32_t j,
+    float value) const
+  {
+    pulseinfer::store_from_float(address(layout.value(), layer, row, head, position), layout.value().type, j, value);
+  }
 
   void fill_random()
   {

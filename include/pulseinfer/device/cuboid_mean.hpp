@@ -20,6 +20,8 @@ namespace pulseinfer::device {
 
 /// The form of digest that `make` writes, for operations on any of them.
 struct cuboid_mean_form {
+  static constexpr char const* name = "cuboid_mean";
+  static constexpr bool holds_keys = false;  ///< the second part is a box around all keys
   static constexpr std::uint32_t parts = 2;  ///< centres, distances
 
   /// Digests the first `tokens` keys of a block, at least 1; what lies behind them is not read.

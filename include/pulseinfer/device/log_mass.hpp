@@ -15,6 +15,8 @@ namespace pulseinfer::device {
 /// channels vary independently and the block's logits lie within about 2 of one another (to second order; the error is of
 /// third order in their spread, and grows fast beyond).
 struct log_mass_form {
+  static constexpr char const* name = "log_mass";
+  static constexpr bool holds_keys = false;  ///< the second part is a box around all keys
   static constexpr std::uint32_t parts = 2;  ///< means, variances around the stored mean
 
   /// As cuboid_mean_form::make. A variance beyond 65504 is stored as 65504, but for floats.

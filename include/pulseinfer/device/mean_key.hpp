@@ -14,6 +14,8 @@ namespace pulseinfer::device {
 /// the mean. Half of the bytes of the other digests.
 /// @source ShadowKV, arXiv:2410.21465; MoBA, arXiv:2502.13189
 struct mean_key_form {
+  static constexpr char const* name = "mean_key";
+  static constexpr bool holds_keys = false;  ///< the second part is a box around all keys
   static constexpr std::uint32_t parts = 1;
 
   /// As cuboid_mean_form::make.

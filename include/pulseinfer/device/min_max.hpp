@@ -15,6 +15,8 @@ namespace pulseinfer::device {
 /// ones do. As stored, whatever the type, the box holds every key, so that the score is an upper bound of q . key.
 /// @source Quest, arXiv:2406.10774
 struct min_max_form {
+  static constexpr char const* name = "min_max";
+  static constexpr bool holds_keys = true;   ///< the second part is a box around all keys
   static constexpr std::uint32_t parts = 2;  ///< centres, half-widths
 
   /// As cuboid_mean_form::make. A half-width beyond 65504 is infinite in halves.

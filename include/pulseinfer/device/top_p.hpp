@@ -53,8 +53,10 @@ struct size_steps {
 
 /// Keeps of the chosen blocks those with the most votes, as many as the smallest size takes whose votes make up `wanted`.
 /// @param ids [chosen] ascending, rewritten: the kept ones ascending
-/// @param vote(block) orders blocks   @param mass(block) is what counts towards `wanted`
-/// @param fixed blocks that belong to the size beside the chosen ones   @param sums [see cut_temp_bytes] and the rest
+/// @param fixed blocks that belong to the size beside the chosen ones
+/// @param vote of a block, by which blocks are ordered   @param mass of a block, which counts towards `wanted`
+/// @param votes, places [chosen] shared by the group
+/// @param sums [divide_up(chosen, sum_segment)]   @param temp_storage [top_k_temp_words(group.size())]
 /// @return blocks kept, in every rank: all of them where no size is enough   @sync several; one at the end
 template <thread_group Group, class Vote, class Mass>
 [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t cut_to_share(

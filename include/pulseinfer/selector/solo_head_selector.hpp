@@ -8,6 +8,7 @@
 #include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/lanes.hpp>
 #include <pulseinfer/error.hpp>
+#include <pulseinfer/operation/certify_skipped.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
@@ -140,6 +141,49 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     return scores_.bytes() + votes_.bytes() + weights_.bytes();
   }
 
+  /// Query heads of the KV heads that choose in a layer: those that a certificate speaks of.
+  [[nodiscard]] std::uint32_t certified_heads(layer_id layer) const noexcept
+  {
+    return heads_[to_index(layer)].count * limits_.geometry.query_group();
+  }
+
+  /// Bounds and estimates the mass that the request's selections leave out, for each query head that chooses; device::certify
+  /// makes a certificate of a sum and of attention's log-sum-exp. A slow pass, off the step's path.
+  /// @param table heads: certified_heads(layer)
+  /// @status invalid_state where digests have no bounds; out_of_range, invalid_argument as select_async; what the backend's
+  ///         launch says
+  status certify_async(
+    typename B::stream_ref stream, select_request const& request, certificate_table const& table) noexcept
+  {
+    if (!known(request.layer)) { return status::out_of_range; }
+    if (!digest_.bounds) { return status::invalid_state; }
+    kv_geometry const& geometry = limits_.geometry;
+    layer_heads const& heads = heads_[to_index(request.layer)];
+    if (
+      request.queries.empty() || request.queries.heads != geometry.query_heads ||
+      request.queries.dim != geometry.head_dim || table.heads != certified_heads(request.layer)) {
+      return status::invalid_argument;
+    }
+    for (std::uint32_t i = 0; i < heads.runs && request.rows.count != 0; ++i) {
+      head_run const& run = runs_[heads.first_run + i];
+      certify_skipped<typename Digest::form, typename Digest::spread> op{
+        .request = request,
+        .table = table,
+        .heads = run.heads,
+        .first_head = run.place * geometry.query_group(),
+        .query_group = geometry.query_group(),
+        .group_heads = geometry.group_heads(),
+        .head_groups = geometry.head_groups,
+        .block_tokens = geometry.block_tokens,
+        .bounds_offset = bounds_of(heads, run),
+        .digest_type = digest_.type,
+        .scale = scale_};
+      op.request.digests.base += run.place * digest_.head_bytes(geometry.head_dim);
+      if (status const result = backend_->launch(stream, op); result != status::ok) { return result; }
+    }
+    return status::ok;
+  }
+
   /// Makes the digests of the blocks that this step's tokens touched, from the keys that earlier work on `stream` wrote: one
   /// launch for each run of neighbouring KV heads that choose.
   /// @status out_of_range for an unknown layer; what the backend's launch says
@@ -155,10 +199,8 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
         .heads = run.heads,
         .head_groups = limits_.geometry.head_groups,
         .digest_type = digest_.type,
-        .bounds_offset = digest_.bounds_offset(limits_.geometry.head_dim, heads.count)};
-      std::uint64_t const before = run.place * digest_.head_bytes(limits_.geometry.head_dim);
-      op.request.digests.base += before;
-      if (op.bounds_offset != 0) { op.bounds_offset += run.place * sizeof(block_bounds) - before; }
+        .bounds_offset = bounds_of(heads, run)};
+      op.request.digests.base += run.place * digest_.head_bytes(limits_.geometry.head_dim);
       if (status const result = backend_->launch(stream, op); result != status::ok) { return result; }
     }
     return status::ok;
@@ -230,6 +272,14 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     bool largest = false;
   };
 
+  /// Bytes from the digest of a run's first head to its bounds; 0 where none are kept.
+  [[nodiscard]] std::uint64_t bounds_of(layer_heads const& heads, head_run const& run) const
+  {
+    if (!digest_.bounds) { return 0; }
+    std::uint64_t const behind = (heads.count - run.place) * digest_.head_bytes(limits_.geometry.head_dim);
+    return behind + run.place * sizeof(block_bounds);
+  }
+
   void append_runs(std::vector<std::uint32_t> const& kv_heads)
   {
     for (std::uint32_t place = 0; place < kv_heads.size(); ++place) {
@@ -247,6 +297,9 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     validate(limits.geometry);
     options.digest.validate();
     options.heads.validate(limits.geometry);
+    if constexpr (requires { options.heads.validate_digest(""); }) {
+      options.heads.validate_digest(Digest::form::name);
+    }
     options.budget.validate(limits.geometry);
     auto const number = [](auto value) { return std::to_string(value); };
     if (!(options.hysteresis >= 0.0F) || options.hysteresis > 80.0F) {

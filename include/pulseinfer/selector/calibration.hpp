@@ -1,0 +1,237 @@
+#pragma once
+
+/// Which heads choose in each layer of a model, as measured on its dense attention, and its text form.
+
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/selector/head_choice.hpp>
+#include <pulseinfer/types.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <istream>
+#include <iterator>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace pulseinfer {
+
+/// Of one layer. Coverage is the part of all heads' mass that a choice of blocks recovers, of what the best choice recovers;
+/// blocks that are always selected are left out of both.
+struct calibrated_layer {
+  head_choice heads = {};
+  double coverage = 0.0;       ///< by these heads' digests
+  double vote_coverage = 0.0;  ///< by the vote of all heads' digests
+
+  friend bool operator==(calibrated_layer const&, calibrated_layer const&) = default;
+};
+
+/// What was measured, and of which model and selection.
+struct calibration {
+  std::uint32_t query_heads = 0;
+  std::uint32_t kv_heads = 0;
+  std::uint32_t head_dim = 0;
+  std::uint32_t block_tokens = 0;
+  std::uint32_t budget_tokens = 0;
+  std::string digest = {};  ///< the digest form's name
+  std::vector<calibrated_layer> layers = {};
+
+  friend bool operator==(calibration const&, calibration const&) = default;
+};
+
+/// Whether a calibration is one of this model's cache.
+/// @throws configuration_error with the numbers that differ
+inline void validate(calibration const& measured, kv_geometry const& geometry)
+{
+  auto const same = [](std::uint64_t calibrated, std::uint64_t here, char const* name) {
+    if (calibrated != here) {
+      throw configuration_error{
+        "calibrated for " + std::to_string(calibrated) + ' ' + name + ", the cache has " + std::to_string(here)};
+    }
+  };
+  same(measured.layers.size(), geometry.layers, "layers");
+  same(measured.query_heads, geometry.query_heads, "query heads");
+  same(measured.kv_heads, geometry.kv_heads, "KV heads");
+  same(measured.head_dim, geometry.head_dim, "elements of a head");
+  same(measured.block_tokens, geometry.block_tokens, "tokens of a block");
+  for (std::size_t layer = 0; layer < measured.layers.size(); ++layer) {
+    validate(measured.layers[layer].heads, static_cast<layer_id>(layer), geometry);
+  }
+}
+
+inline constexpr std::string_view calibration_header = "pulseinfer calibration 1";
+
+/// Lines of words with one space between them: the header; `model` and `selection` with numbers; one `layer` each with what was
+/// measured, the heads and, where they differ from 1, the weights; `end` and the number of layers.
+inline void write_calibration(std::ostream& out, calibration const& measured)
+{
+  auto const number = [](auto value) {
+    char text[64];
+    return std::string{text, std::to_chars(std::begin(text), std::end(text), value).ptr};
+  };
+  out << calibration_header << "\nmodel layers " << number(measured.layers.size()) << " query_heads "
+      << number(measured.query_heads) << " kv_heads " << number(measured.kv_heads) << " head_dim "
+      << number(measured.head_dim) << "\nselection digest " << measured.digest << " block_tokens "
+      << number(measured.block_tokens) << " budget_tokens " << number(measured.budget_tokens) << '\n';
+  for (std::size_t i = 0; i < measured.layers.size(); ++i) {
+    calibrated_layer const& layer = measured.layers[i];
+    out << "layer " << number(i) << " coverage " << number(layer.coverage) << " of_vote " << number(layer.vote_coverage)
+        << (layer.heads.combination == share_combination::sum ? " sum heads" : " largest heads");
+    for (std::uint32_t const head : layer.heads.kv_heads) { out << ' ' << number(head); }
+    if (!layer.heads.weights.empty()) {
+      out << " weights";
+      for (float const weight : layer.heads.weights) { out << ' ' << number(weight); }
+    }
+    out << '\n';
+  }
+  out << "end " << number(measured.layers.size()) << '\n';
+}
+
+namespace detail {
+
+/// Reads the words of one line after another, and refuses with the line's number.
+class calibration_reader {
+ public:
+  explicit calibration_reader(std::istream& in) : in_{&in} {}
+
+  void next_line(char const* wanted)
+  {
+    ++number_;
+    if (!std::getline(*in_, line_)) { refuse(std::string{"the file ends where '"} + wanted + "' is to stand"); }
+    at_ = 0;
+  }
+  [[nodiscard]] bool more_lines()
+  {
+    ++number_;
+    return static_cast<bool>(std::getline(*in_, line_));
+  }
+
+  [[nodiscard]] std::string_view line() const { return line_; }
+  [[nodiscard]] bool more_words() const { return at_ <= line_.size() && !line_.empty(); }
+
+  [[nodiscard]] std::string_view word(char const* wanted)
+  {
+    if (!more_words()) { refuse(std::string{"the line ends where "} + wanted + " is to stand"); }
+    std::size_t const end = std::min(line_.find(' ', at_), line_.size());
+    std::string_view const result = std::string_view{line_}.substr(at_, end - at_);
+    if (result.empty()) { refuse("words with one space between them are wanted"); }
+    at_ = end + 1;
+    return result;
+  }
+  void expect(std::string_view name)
+  {
+    if (std::string_view const found = word(name.data()); found != name) {
+      refuse("'" + std::string{found.substr(0, 40)} + "' where '" + std::string{name} + "' is to stand");
+    }
+  }
+  template <class T>
+  [[nodiscard]] T value(char const* name, T most)
+  {
+    std::string_view const text = word(name);
+    T result{};
+    auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
+    if (error != std::errc{} || end != text.data() + text.size() || !(result >= T{0}) || !(result <= most)) {
+      refuse("'" + std::string{text.substr(0, 40)} + "' is no " + name + " from 0 to " + std::to_string(most));
+    }
+    return result;
+  }
+  void expect_end()
+  {
+    if (more_words()) { refuse("'" + line_.substr(at_, 40) + "' is too much"); }
+  }
+  [[noreturn]] void refuse(std::string const& what) const
+  {
+    throw argument_error{status::invalid_argument, "calibration, line " + std::to_string(number_) + ": " + what};
+  }
+
+ private:
+  std::istream* in_;
+  std::string line_;
+  std::size_t number_ = 0;
+  std::size_t at_ = 0;
+};
+
+}  // namespace detail
+
+/// Reads what write_calibration writes, and nothing else.
+/// @throws argument_error naming the line and what is wrong with it: another version, a file cut short, numbers that are none
+[[nodiscard]] inline calibration read_calibration(std::istream& in)
+{
+  constexpr std::uint32_t most = 1U << 24U;
+  detail::calibration_reader lines{in};
+  auto const named = [&](std::string_view name, std::uint32_t largest) {
+    lines.expect(name);
+    return lines.value<std::uint32_t>(name.data(), largest);
+  };
+  calibration result;
+  lines.next_line(calibration_header.data());
+  if (lines.line() != calibration_header) {
+    lines.refuse(
+      "'" + std::string{lines.line().substr(0, 40)} + "' where '" + std::string{calibration_header} +
+      "' begins the file");
+  }
+  lines.next_line("model");
+  lines.expect("model");
+  std::uint32_t const layers = named("layers", 1U << 16U);
+  result.query_heads = named("query_heads", most);
+  result.kv_heads = named("kv_heads", most);
+  result.head_dim = named("head_dim", most);
+  lines.expect_end();
+  lines.next_line("selection");
+  lines.expect("selection");
+  lines.expect("digest");
+  result.digest = lines.word("a digest's name");
+  result.block_tokens = named("block_tokens", most);
+  result.budget_tokens = named("budget_tokens", most);
+  lines.expect_end();
+  for (std::uint32_t i = 0; i < layers; ++i) {
+    lines.next_line("layer");
+    calibrated_layer& layer = result.layers.emplace_back();
+    if (named("layer", most) != i) { lines.refuse("layer " + std::to_string(i) + " comes next"); }
+    lines.expect("coverage");
+    layer.coverage = lines.value<double>("coverage", 1.0);
+    lines.expect("of_vote");
+    layer.vote_coverage = lines.value<double>("coverage", 1.0);
+    std::string_view const combination = lines.word("sum or largest");
+    if (combination != "sum" && combination != "largest") {
+      lines.refuse("'" + std::string{combination.substr(0, 40)} + "' where sum or largest is to stand");
+    }
+    layer.heads.combination = combination == "sum" ? share_combination::sum : share_combination::largest;
+    lines.expect("heads");
+    bool weighted = false;
+    while (lines.more_words() && !weighted) {
+      std::string_view const text = lines.word("a head");
+      if (text == "weights") {
+        weighted = true;
+        break;
+      }
+      std::uint32_t head = 0;
+      auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), head);
+      bool const ascends = layer.heads.kv_heads.empty() || head > layer.heads.kv_heads.back();
+      if (error != std::errc{} || end != text.data() + text.size() || head >= result.kv_heads || !ascends) {
+        lines.refuse(
+          "'" + std::string{text.substr(0, 40)} + "' is no head of " + std::to_string(result.kv_heads) +
+          " behind those before it");
+      }
+      layer.heads.kv_heads.push_back(head);
+    }
+    if (layer.heads.kv_heads.empty()) { lines.refuse("no head chooses"); }
+    for (std::size_t w = 0; weighted && w < layer.heads.kv_heads.size(); ++w) {
+      layer.heads.weights.push_back(lines.value<float>("weight", std::numeric_limits<float>::max()));
+    }
+    lines.expect_end();
+  }
+  lines.next_line("end");
+  if (named("end", most) != layers) { lines.refuse("the file names " + std::to_string(layers) + " layers"); }
+  lines.expect_end();
+  if (lines.more_lines()) { lines.refuse("nothing is to follow the end"); }
+  return result;
+}
+
+}  // namespace pulseinfer
