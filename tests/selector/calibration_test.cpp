@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -150,6 +151,21 @@ TEST_SUITE("selector")
     has(with("sum heads 4", "mean heads 4"), "line 5: 'mean' where sum or largest is to stand");
     has(with("layer 1", "layer  1"), "line 5: words with one space between them are wanted");
     has(with("end 3\n", "end 3\n\n"), "line 8: nothing is to follow the end");
+  }
+
+  TEST_CASE("the calibration that is shipped fits its model's cache")
+  {
+    std::ifstream file{PULSEINFER_CALIBRATIONS "/smollm2-135m.txt"};
+    REQUIRE(file.is_open());
+    calibration const shipped = pulseinfer::read_calibration(file);
+    pulseinfer_test::immediate_backend on;
+    pulseinfer::solo_head_selector<pulseinfer::cuboid_mean, pulseinfer::calibrated_heads> const selector{
+      .budget_tokens = shipped.budget_tokens, .heads = {.measured = shipped}};
+    auto const bound = selector.bind(
+      on,
+      {.geometry = {.layers = 30, .query_heads = 9, .kv_heads = 3, .head_dim = 64}, .max_rows = 1, .max_blocks = 100});
+    CHECK(bound.budget_blocks(layer_id{29}) == 64);
+    CHECK(bound.digest_bytes(layer_id{0}) == shipped.layers[0].heads.kv_heads.size() * 256);
   }
 
   TEST_CASE(
