@@ -16,9 +16,9 @@ function(pulseinfer_add_test_program name)
   else()
     pulseinfer_setup_program(${target})
     target_link_libraries(${target} PRIVATE pulseinfer_test_main)
-    if(name MATCHES "^examples")
-      target_link_libraries(${target} PRIVATE pulseinfer_example_engine)
-    endif()
+  endif()
+  if(name MATCHES "^examples")
+    target_link_libraries(${target} PRIVATE pulseinfer_example_engine)
   endif()
   add_test(NAME ${name} COMMAND ${target} --no-intro=true)
   set_tests_properties(${name} PROPERTIES
@@ -65,15 +65,17 @@ endfunction()
 
 # pulseinfer_add_folder_tests(<root>)
 #   For each folder below <root>: its *_test.cpp make one program, its *_concurrent_test.cpp another with the label
-#   `concurrent`, its *_test.cu a third with the label `gpu`, which is skipped where there is no GPU. The first two link
-#   <root>/support/<folder>/*.cpp too.
+#   `concurrent`, its *_test.cu and *_gpu_test.cpp (which need a GPU, but not nvcc) a third with the label `gpu`, which is
+#   skipped where there is no GPU. The first two link <root>/support/<folder>/*.cpp too.
 #   The tests of <root>/examples/ are built with the examples only, and link the library of examples/engine; those of
 #   <root>/benchmarks/ are built with the benchmarks only.
 function(pulseinfer_add_folder_tests root)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
-  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${root}/*_test.cu")
+  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${root}/*_test.cu" "${root}/*_gpu_test.cpp")
+  list(FILTER sources EXCLUDE REGEX "_gpu_test\\.cpp$")
   if(NOT PULSEINFER_BUILD_EXAMPLES)
     list(FILTER sources EXCLUDE REGEX "^${root}/examples/")
+    list(FILTER cuda_sources EXCLUDE REGEX "^${root}/examples/")
   endif()
   if(NOT PULSEINFER_BUILD_BENCHMARKS)
     list(FILTER sources EXCLUDE REGEX "^${root}/benchmarks/")

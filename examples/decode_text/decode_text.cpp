@@ -5,7 +5,7 @@
 #include "caution.hpp"
 #include "command_line.hpp"
 #include "comparison.hpp"
-#include "dense_decoder.hpp"
+#include "device.hpp"
 #include "engine/copying_llama.hpp"
 #include "engine/llama_weights.hpp"
 #include "engine/safetensors.hpp"
@@ -168,7 +168,7 @@ struct result {
 };
 
 // Feeds all three the true continuation and compares what they predict for each of its tokens.
-result follow_text(subject const& what, dense_decoder& dense, offload_decoder& sparse, dense_decoder& window)
+result follow_text(subject const& what, reference_decoder& dense, offload_decoder& sparse, reference_decoder& window)
 {
   result found;
   std::size_t const steps = what.rows.front().continuation.size();
@@ -269,10 +269,12 @@ void print_figures(run_options const& options, subject const& what, result const
     options.offload.slots_tokens, options.offload.block_tokens);
 }
 
-nlohmann::ordered_json figures(run_options const& options, subject const& what, result const& found)
+nlohmann::ordered_json figures(run_options const& options, device const& on, subject const& what, result const& found)
 {
   auto const tokens = static_cast<double>(found.sparse.steps());
-  return {
+  nlohmann::ordered_json all{
+    {"device", on.name()},
+    {"computed_by", on.details()},
     {"model", what.weights.name},
     {"batch", options.batch},
     {"seed", options.seed},
@@ -302,6 +304,8 @@ nlohmann::ordered_json figures(run_options const& options, subject const& what, 
     {"prefill_seconds_sparse", found.sparse_prefill.seconds()},
     {"tokens_per_second_dense", found.dense_watch.per_second(tokens)},
     {"tokens_per_second_sparse", found.sparse_watch.per_second(tokens)}};
+  for (auto const& [key, value] : options.notes) all[key] = value;
+  return all;
 }
 
 // A path that can't be written is said before the work begins.
@@ -314,6 +318,12 @@ void run(run_options options)
 {
   std::optional<output_file> const json_file = asked_for(options.json_path);
   std::optional<output_file> const timeline_file = asked_for(options.timeline_path);
+
+  std::string why_not;
+  std::unique_ptr<device> const on = make_device(options.device, why_not);
+  std::printf(
+    "device: %s (%s)%s%s\n", on->name().c_str(), on->details().c_str(),
+    why_not.empty() ? "" : "; no GPU: ", why_not.c_str());
 
   subject const what = options.model == "synthetic" ? synthetic_subject(options) : model_subject(options);
   offload_options& offload = options.offload;
@@ -335,9 +345,11 @@ void run(run_options options)
   }
   auto const rows = static_cast<std::uint32_t>(what.rows.size());
   std::uint32_t const longest = lengths.front().max_tokens;
-  std::unique_ptr<offload_decoder> const sparse = make_offload_decoder(what.weights, offload, lengths);
-  dense_decoder dense{what.weights, rows, longest, offload.chunk, offload.block_tokens};
-  dense_decoder window{what.weights, rows, longest, 1, offload.block_tokens};
+  std::unique_ptr<loaded_model> const model = on->load(what.weights);
+  std::unique_ptr<offload_decoder> const sparse = model->make_offload(offload, lengths);
+  auto const dense_owned = model->make_dense(rows, longest, offload.chunk, offload.block_tokens);
+  auto const window_owned = model->make_dense(rows, longest, 1, offload.block_tokens);
+  reference_decoder &dense = *dense_owned, &window = *window_owned;
 
   stopwatch dense_prefill, sparse_prefill;
   take_prompts("prefill, dense", dense, what.rows, dense_prefill);
@@ -371,7 +383,7 @@ void run(run_options options)
   }
   print_figures(options, what, found);
   if (json_file) {
-    json_file->write([&](std::ostream& out) { out << figures(options, what, found).dump(2) << '\n'; });
+    json_file->write([&](std::ostream& out) { out << figures(options, *on, what, found).dump(2) << '\n'; });
   }
 }
 

@@ -26,6 +26,19 @@ class decoder {
   [[nodiscard]] virtual std::span<float const> logits(std::uint32_t row) const = 0;  // [vocabulary]
 };
 
+/// A decoder whose cache holds everything: what the others are compared with.
+class reference_decoder : public decoder {
+ public:
+  /// From now on attention reads these blocks only, the one that is being filled among the recent ones.
+  virtual void read_only(std::uint32_t sink_blocks, std::uint32_t recent_blocks) = 0;
+
+  /// The cache after the prompts, so that one prefill serves two decodings. `logits` is not taken over.
+  /// @param other of the same kind and sizes
+  virtual void copy_prompts_from(reference_decoder const& other) = 0;
+
+  [[nodiscard]] virtual std::uint64_t bytes() const noexcept = 0;
+};
+
 /// The likeliest next token.
 [[nodiscard]] std::int32_t likeliest(std::span<float const> logits);
 

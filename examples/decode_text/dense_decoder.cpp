@@ -57,10 +57,11 @@ void dense_decoder::read_only(std::uint32_t sink_blocks, std::uint32_t recent_bl
   recent_blocks_ = recent_blocks;
 }
 
-void dense_decoder::copy_prompts_from(dense_decoder const& other)
+void dense_decoder::copy_prompts_from(reference_decoder const& other)
 {
-  for (std::uint32_t const row : rows_) cache_.copy_row(other.cache_, row, row);
-  lengths_ = other.lengths_;
+  auto const& from = dynamic_cast<dense_decoder const&>(other);
+  for (std::uint32_t const row : rows_) cache_.copy_row(from.cache_, row, row);
+  lengths_ = from.lengths_;
 }
 
 std::uint64_t dense_decoder::bytes() const noexcept

@@ -11,7 +11,7 @@
 
 namespace decode_text {
 
-class dense_decoder : public decoder {
+class dense_decoder : public reference_decoder {
  public:
   /// @param weights borrowed   @param max_tokens of the longest row
   dense_decoder(
@@ -22,13 +22,9 @@ class dense_decoder : public decoder {
   void step(std::span<std::int32_t const> tokens) override;
   [[nodiscard]] std::span<float const> logits(std::uint32_t row) const override { return engine_.logits(row); }
 
-  /// From now on attention reads these blocks only, the one that is being filled among the recent ones.
-  void read_only(std::uint32_t sink_blocks, std::uint32_t recent_blocks);
-
-  /// The cache after the prompts, so that one prefill serves two decodings. `logits` is not taken over.
-  void copy_prompts_from(dense_decoder const& other);
-
-  [[nodiscard]] std::uint64_t bytes() const noexcept;
+  void read_only(std::uint32_t sink_blocks, std::uint32_t recent_blocks) override;
+  void copy_prompts_from(reference_decoder const& other) override;
+  [[nodiscard]] std::uint64_t bytes() const noexcept override;
 
  private:
   void run_layers(std::span<std::uint32_t const> rows);

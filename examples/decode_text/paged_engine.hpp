@@ -75,11 +75,20 @@ class paged_table {
 template <class Backend>
 class paged_engine {
  public:
+  using backend_type = Backend;
+  using weights_type = host_engine::llama_weights;
+
   paged_engine(
     Backend& backend, typename Backend::stream_ref stream, host_engine::llama_weights const& weights,
     host_engine::llama_engine::size_limits limits)
     : backend_{backend}, stream_{stream}, engine_{weights, limits}
   {}
+
+  /// @throws pulseinfer::configuration_error for a layout that the engine does not read
+  static void expect(pulseinfer::block_layout const& layout, host_engine::llama_geometry const& model)
+  {
+    paged_table::expect(layout, model);
+  }
 
   /// @pre the row's work of the step before is complete
   void feed(pulseinfer::row_id row, std::span<std::int32_t const> tokens, std::uint32_t position)

@@ -4,9 +4,7 @@
 #include "decoder.hpp"
 #include "engine/llama_weights.hpp"
 #include "offload_options.hpp"
-#include "paged_engine.hpp"
 #include <pulseinfer/admission/fixed_admission.hpp>
-#include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/backend/traced.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/observe/chrome_trace.hpp>
@@ -23,15 +21,17 @@
 
 namespace decode_text {
 
-template <class Selector, class TransferEngine, class LayerScheduler>
+/// @tparam Engine the model in the library's terms, over a `traced` backend: see paged_engine
+template <class Engine, class Selector, class TransferEngine, class LayerScheduler>
 class pulseinfer_decoder : public offload_decoder {
  public:
-  using backend_type = pulseinfer::traced<pulseinfer::cpu_backend>;
+  using backend_type = typename Engine::backend_type;
+  using weights_type = typename Engine::weights_type;
   using manager_type =
     pulseinfer::offload_manager<backend_type, Selector, TransferEngine, LayerScheduler, pulseinfer::fixed_admission>;
 
   pulseinfer_decoder(
-    host_engine::llama_weights const& weights, offload_options const& options, Selector const& selector,
+    weights_type const& weights, offload_options const& options, Selector const& selector,
     std::span<row_lengths const> rows)
     : options_{options},
       lengths_{rows.begin(), rows.end()},
@@ -42,7 +42,7 @@ class pulseinfer_decoder : public offload_decoder {
         backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}},
       rows_(rows.size(), pulseinfer::none<pulseinfer::row_id>)
   {
-    paged_table::expect(kv_.layout(), weights.geometry);
+    Engine::expect(kv_.layout(), weights.geometry);
   }
 
   // What is enqueued names members: it runs out before they go.
@@ -183,7 +183,7 @@ class pulseinfer_decoder : public offload_decoder {
   backend_type backend_;
   typename backend_type::stream_ref compute_;
   manager_type kv_;
-  paged_engine<backend_type> engine_;
+  Engine engine_;
   std::vector<pulseinfer::row_id> rows_;
   std::vector<pulseinfer::step_row> batch_;
   std::vector<pulseinfer::commit_row> commits_;

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include <charconv>
+#include <cstddef>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -103,6 +104,19 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     ->capture_default_str()
     ->check(CLI::Range(1U, 1024U));
   app.add_option("--seed", options.seed, "of the synthetic model and its text")->capture_default_str();
+  add_choice(
+    app, "--device", options.device,
+    "where all of it runs: on the GPU if there is one, on the CPU, or on the GPU or not at all",
+    {device_choice::automatic, device_choice::cpu, device_choice::gpu});
+  std::vector<std::string> notes;
+  app
+    .add_option(
+      "--note", notes, "KEY=VALUE, an entry of the JSON file that says what the program can't know: commit=1a2b3c")
+    ->take_all()
+    ->allow_extra_args(false)
+    ->check([](std::string const& text) {
+      return text.find('=') == 0 || text.find('=') == std::string::npos ? "'" + text + "' is no KEY=VALUE" : "";
+    });
   app.add_option("--json", options.json_path, "file for the figures, replaced at the end of the run");
   CLI::Option* const timeline = app.add_option(
     "--timeline", options.timeline_path, "file for a trace of the PulseInfer run, which Perfetto opens; likewise");
@@ -159,6 +173,10 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
     app.exit(CLI::ValidationError{"--budget, --sink, --recent, --block", wrong});
     exit_code = exit_usage;
     return std::nullopt;
+  }
+  for (std::string const& note : notes) {
+    std::size_t const split = note.find('=');
+    options.notes.emplace_back(note.substr(0, split), note.substr(split + 1));
   }
   if (slots->count() == 0) offload.slots_tokens = offload.budget_tokens + offload.budget_tokens / 4;
   if (!dense_layers.empty()) {

@@ -1,11 +1,13 @@
 /// The program's command line.
 #pragma once
 
+#include "device.hpp"
 #include "offload_options.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace decode_text {
@@ -17,7 +19,9 @@ struct run_options {
   std::uint32_t generate_tokens = 64;
   std::uint32_t batch = 1;
   std::uint64_t seed = 1;
+  device_choice device = device_choice::automatic;
   std::string json_path, timeline_path;
+  std::vector<std::pair<std::string, std::string>> notes = {};  // further entries of the JSON file
   std::optional<std::vector<std::uint32_t>> dense_layers = {};  // absent: those that the model is known to need
   offload_options offload;
 };

@@ -36,6 +36,45 @@ float silu(float x) { return x / (1.0F + std::exp(-x)); }
 
 }  // namespace
 
+std::vector<float> make_rotation(llama_geometry const& model)
+{
+  // Angles in 32-bit floats, as the models were trained: more exact ones would differ by up to 2e-4 at 8K positions.
+  std::vector<float> rotation(std::size_t{model.context_tokens} * model.head_dim);
+  for (std::uint32_t pair = 0; pair < model.head_dim / 2; ++pair) {
+    float const exponent = static_cast<float>(2 * pair) / static_cast<float>(model.head_dim);
+    float const frequency = 1.0F / std::pow(model.rope_theta, exponent);
+    for (std::uint32_t position = 0; position < model.context_tokens; ++position) {
+      float const angle = static_cast<float>(position) * frequency;
+      float* const entry = rotation.data() + std::size_t{position} * model.head_dim + std::size_t{2} * pair;
+      entry[0] = std::cos(angle);
+      entry[1] = std::sin(angle);
+    }
+  }
+  return rotation;
+}
+
+void check_fed_tokens(
+  llama_geometry const& model, llama_engine::size_limits limits, std::uint32_t row,
+  std::span<std::int32_t const> tokens, std::uint32_t position)
+{
+  if (row >= limits.rows || tokens.empty() || tokens.size() > limits.row_tokens) {
+    throw std::out_of_range{
+      "row " + std::to_string(row) + " with " + std::to_string(tokens.size()) + " tokens, the engine has " +
+      std::to_string(limits.rows) + " rows of 1 to " + std::to_string(limits.row_tokens) + " tokens"};
+  }
+  if (position + tokens.size() > model.context_tokens) {
+    throw std::out_of_range{
+      "row " + std::to_string(row) + " would reach " + std::to_string(position + tokens.size()) +
+      " tokens, the model's context has " + std::to_string(model.context_tokens)};
+  }
+  for (std::int32_t const token : tokens) {
+    if (token < 0 || static_cast<std::uint32_t>(token) >= model.vocabulary) {
+      throw std::out_of_range{
+        "token " + std::to_string(token) + " in a vocabulary of " + std::to_string(model.vocabulary)};
+    }
+  }
+}
+
 llama_engine::llama_engine(llama_weights const& weights, size_limits limits)
   : weights_{&weights}, limits_{limits}, rows_(limits.rows)
 {
@@ -62,39 +101,15 @@ llama_engine::llama_engine(llama_weights const& weights, size_limits limits)
   partial_.resize(limits.row_tokens * query_width);
   partial_log_sums_.resize(std::size_t{limits.row_tokens} * model.query_heads);
 
-  // Angles in 32-bit floats, as the models were trained: more exact ones would differ by up to 2e-4 at 8K positions.
-  rotation_.resize(std::size_t{model.context_tokens} * model.head_dim);
-  for (std::uint32_t pair = 0; pair < model.head_dim / 2; ++pair) {
-    float const exponent = static_cast<float>(2 * pair) / static_cast<float>(model.head_dim);
-    float const frequency = 1.0F / std::pow(model.rope_theta, exponent);
-    for (std::uint32_t position = 0; position < model.context_tokens; ++position) {
-      float const angle = static_cast<float>(position) * frequency;
-      float* const entry = rotation_.data() + std::size_t{position} * model.head_dim + std::size_t{2} * pair;
-      entry[0] = std::cos(angle);
-      entry[1] = std::sin(angle);
-    }
-  }
+  rotation_ = make_rotation(model);
 }
 
 void llama_engine::feed(std::uint32_t row, std::span<std::int32_t const> tokens, std::uint32_t position)
 {
   llama_geometry const& model = geometry();
-  if (row >= limits_.rows || tokens.empty() || tokens.size() > limits_.row_tokens) {
-    throw std::out_of_range{
-      "row " + std::to_string(row) + " with " + std::to_string(tokens.size()) + " tokens, the engine has " +
-      std::to_string(limits_.rows) + " rows of 1 to " + std::to_string(limits_.row_tokens) + " tokens"};
-  }
-  if (position + tokens.size() > model.context_tokens) {
-    throw std::out_of_range{
-      "row " + std::to_string(row) + " would reach " + std::to_string(position + tokens.size()) +
-      " tokens, the model's context has " + std::to_string(model.context_tokens)};
-  }
+  check_fed_tokens(model, limits_, row, tokens, position);
   float* out = hidden_.data() + std::size_t{first_token(row)} * model.hidden;
   for (std::int32_t const token : tokens) {
-    if (token < 0 || static_cast<std::uint32_t>(token) >= model.vocabulary) {
-      throw std::out_of_range{
-        "token " + std::to_string(token) + " in a vocabulary of " + std::to_string(model.vocabulary)};
-    }
     out = std::copy_n(
       weights_->embedding.data() + static_cast<std::size_t>(token) * model.hidden, std::size_t{model.hidden}, out);
   }

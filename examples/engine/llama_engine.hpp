@@ -156,4 +156,14 @@ class llama_engine {
   attention_scratch attention_;
 };
 
+// What this engine and the one on a GPU share.
+
+/// Cosines and sines by which positions turn pairs of channels, [context_tokens, head_dim / 2, cosine|sine].
+[[nodiscard]] std::vector<float> make_rotation(llama_geometry const& model);
+
+/// What `feed` refuses. @throws std::out_of_range with the numbers
+void check_fed_tokens(
+  llama_geometry const& model, llama_engine::size_limits limits, std::uint32_t row,
+  std::span<std::int32_t const> tokens, std::uint32_t position);
+
 }  // namespace host_engine

@@ -4,6 +4,8 @@
 
 #include <initializer_list>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -54,6 +56,9 @@ TEST_CASE("help ends with 0, each kind of wrong command line with 2")
   CHECK(code_of({"--hysteresis", "81"}) == 2);
   CHECK(code_of({"--context", "1"}) == 2);
   CHECK(code_of({"--transfer", "carrier_pigeon"}) == 2);
+  CHECK(code_of({"--device", "abacus"}) == 2);
+  CHECK(code_of({"--note", "nothing"}) == 2);
+  CHECK(code_of({"--note", "=nothing"}) == 2);
   CHECK(code_of({"--dense-layers", "7,x"}) == 2);
   CHECK(code_of({"--json", "figures", "--timeline", "./figures"}) == 2);
   CHECK(code_of({"--timeline", "figures", "--json", "figures"}) == 2);
@@ -77,6 +82,22 @@ TEST_CASE("figures and timeline are two files")
   run_options const options = parsed({"--json", "figures.json", "--timeline", "trace.json"});
   CHECK(options.json_path == "figures.json");
   CHECK(options.timeline_path == "trace.json");
+}
+
+TEST_CASE("it runs where there is a GPU on the GPU unless another device is named")
+{
+  CHECK(parsed({}).device == device_choice::automatic);
+  CHECK(parsed({"--device", "auto"}).device == device_choice::automatic);
+  CHECK(parsed({"--device", "cpu"}).device == device_choice::cpu);
+  CHECK(parsed({"--device", "gpu"}).device == device_choice::gpu);
+}
+
+TEST_CASE("notes are entries of the file of figures, in their order, values with any signs")
+{
+  run_options const options = parsed({"--note", "commit=1a2b3c", "--note=command=scripts/demo --note=x=y"});
+  REQUIRE(options.notes.size() == 2);
+  CHECK(options.notes[0] == std::pair<std::string, std::string>{"commit", "1a2b3c"});
+  CHECK(options.notes[1] == std::pair<std::string, std::string>{"command", "scripts/demo --note=x=y"});
 }
 
 TEST_CASE("slots follow the budget unless they are given")

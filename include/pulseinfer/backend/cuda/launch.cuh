@@ -95,9 +95,11 @@ template <class Group, class Op>
 }
 
 /// As the operation's own kernel where it has one (kernel_override.cuh) that takes it, else as its generic body.
+/// Not inlined: a program may declare it `extern` for an operation, and so compile the operation's kernels in one source alone.
 /// @pre as plan_launch
 template <operation Op>
-[[nodiscard]] cudaError_t launch_operation(Op const& op, launch_plan const& plan, cudaStream_t stream) noexcept
+[[nodiscard]] __noinline__ cudaError_t
+launch_operation(Op const& op, launch_plan const& plan, cudaStream_t stream) noexcept
 {
   if constexpr (has_kernel_override<Op>) {
     if (kernel_override<Op>::takes(op)) { return kernel_override<Op>::launch(op, stream); }
