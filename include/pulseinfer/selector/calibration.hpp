@@ -136,7 +136,7 @@ class calibration_reader {
     std::string_view const text = word(name);
     T result{};
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
-    if (error != std::errc{} || end != text.data() + text.size() || !(result >= T{0}) || !(result <= most)) {
+    if (error != std::errc{} || end != text.data() + text.size() || text.starts_with('-') || !(result <= most)) {
       refuse("'" + std::string{text.substr(0, 40)} + "' is no " + name + " from 0 to " + std::to_string(most));
     }
     return result;
