@@ -297,6 +297,7 @@ nlohmann::ordered_json figures(run_options const& options, device const& on, sub
     {"top1_agreement", found.sparse.top1_agreement()},
     {"hit_rate", found.counters.hit_rate()},
     {"recall_bytes_per_step", found.counters.recalled_bytes_per_step()},
+    {"visits_per_step", static_cast<double>(found.counters.visits) / static_cast<double>(found.counters.steps)},
     {"device_bytes_dense", found.dense_bytes},
     {"device_bytes_sparse", found.sparse_bytes},
     {"device_bytes_peak", found.peak_bytes},
