@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdio>
@@ -229,47 +228,46 @@ std::vector<plan> table_plans(bool quick)
     });
     return plans;
   }
-  append(rules(1024, digest, rule_set::all));
-  append(rules(1024, digest, rule_set::main, lookup_layers));
-  append(rules(1024, oracle, rule_set::without_calibration));
-  for (auto const kind : {cuboid_mean, min_max, mean_key, log_mass}) {
+  append(rules(1024, digest, rule_set::all, lookup_layers));
+  append(rules(1024, oracle, rule_set::without_calibration, lookup_layers));
+  for (auto const kind : {cuboid_mean, log_mass, mean_key, min_max}) {
     for (auto const type : {dtype::float16, dtype::int8}) {
       if (kind == cuboid_mean && type == dtype::float16) { continue; }
       with("digests", 1024, [&](configuration& c) {
+        c.dense_layers = lookup_layers;
         c.digest = kind;
         c.digest_type = type;
       });
     }
   }
-  for (std::uint32_t const budget : {2048U, 512U}) {
-    append(rules(budget, digest, rule_set::groups, lookup_layers));
-    with("budgets", budget, [](configuration&) {});
-    with("budgets", budget, [](configuration& c) { c.scores = score_source::oracle; });
-  }
+  for (std::uint32_t const budget : {2048U, 512U}) { append(rules(budget, digest, rule_set::groups, lookup_layers)); }
+  append(rules(1024, digest, rule_set::groups));
   auto const lever = [&](std::function<void(configuration&)> const& change) {
     with("levers", 1024, [&](configuration& c) {
       c.dense_layers = lookup_layers;
       change(c);
     });
   };
-  lever([](configuration& c) { c.scores = score_source::oracle; });
   lever([](configuration& c) { c.deferred_share = 0.02; });
-  lever([](configuration& c) { c.digest = min_max; });
   lever([](configuration& c) {
-    c.digest = cuboid_mean;
-    c.digest_tokens = 4;
+    c.dense_layers = {};
+    c.scores = oracle;
   });
+  lever([](configuration& c) { c.digest_tokens = 4; });
+  lever([](configuration& c) { c.block_tokens = 32; });
+  lever([](configuration& c) { c.recent_tokens = c.budget_tokens - 64; });  // a window, and nothing chosen
+  lever([](configuration& c) { c.dense_layers = {0, 1}; });
+  lever([](configuration& c) { c.hysteresis = 0.0F; });
+  lever([](configuration& c) { c.recent_tokens = c.budget_tokens / 4; });
   lever([](configuration& c) {
     c.digest = mean_key;
     c.digest_tokens = 4;
   });
-  lever([](configuration& c) { c.block_tokens = 32; });
-  lever([](configuration& c) { c.recent_tokens = c.budget_tokens - 64; });  // a window, and nothing chosen
-  lever([](configuration& c) { c.dense_layers = {0, 1}; });
-  lever([](configuration& c) { c.digest = log_mass; });
-  lever([](configuration& c) { c.hysteresis = 0.0F; });
-  lever([](configuration& c) { c.recent_tokens = c.budget_tokens / 4; });
   lever([](configuration& c) { c.dense_layers = {0}; });
+  for (std::uint32_t const budget : {2048U, 512U}) {
+    with("budgets", budget, [](configuration&) {});
+    with("budgets", budget, [](configuration& c) { c.scores = oracle; });
+  }
   return plans;
 }
 
@@ -663,20 +661,31 @@ int run_table(command_options const& options, int argc, char** argv)
     known = json::parse(stream).at("equal_bytes_budgets");
   }
   result["equal_bytes_budgets"] = equalise(plans, runs, folds, pool, known);
-  std::vector<std::vector<outcome>> outcomes(plans.size(), std::vector<outcome>(documents.size()));
-  std::vector<std::atomic<std::size_t>> done(plans.size());
-  pool.each_thread([&](unsigned thread) {
-    for (std::size_t p = 0; p < plans.size() && elapsed() < options.seconds; ++p) {
-      for (std::size_t i = thread; i < documents.size(); i += pool.threads()) {
-        configuration c = plans[p].options;
-        if (!plans[p].calibrated.empty()) { c.heads = plans[p].heads_of_fold[folds[i]]; }
-        outcomes[p][i] = runs[i]->evaluate(pool.engine(thread), c);
-        if (++done[p] == documents.size()) { say(describe(c)); }
+  std::vector<outcome> outcomes(documents.size());
+  double reference = 0.0;
+  for (plan& p : plans) {
+    configuration& options_of_row = p.options;
+    // What a sparse model recalls differs from what the dense pass foretold: the budget is set right where it does.
+    for (int attempt = 0; attempt < 3 && elapsed() < options.seconds; ++attempt) {
+      pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+        configuration c = options_of_row;
+        if (!p.calibrated.empty()) { c.heads = p.heads_of_fold[folds[i]]; }
+        outcomes[i] = runs[i]->evaluate(engine, c);
+        return true;
+      });
+      std::vector<double> bytes;
+      for (outcome const& each : outcomes) { bytes.push_back(each.recalled_bytes); }
+      say(describe(options_of_row) + ": " + std::to_string(mean(bytes) / 1e3) + " kB");
+      if (!options_of_row.equal_bytes) {
+        if (options_of_row.name == "rules") { reference = mean(bytes); }
+      } else if (double const ratio = mean(bytes) / reference; attempt < 2 && std::abs(ratio - 1.0) > 0.02) {
+        options_of_row.budget_blocks *= std::pow(ratio, -0.9);
+        continue;
       }
+      result["rows"].push_back(row_of(p, outcomes, documents, geometry));
+      write_json(options.json_file, result);
+      break;
     }
-  });
-  for (std::size_t p = 0; p < plans.size(); ++p) {
-    if (done[p] == documents.size()) { result["rows"].push_back(row_of(plans[p], outcomes[p], documents, geometry)); }
   }
   write_json(options.json_file, result);
   std::printf(

@@ -12,7 +12,7 @@ The last 512 tokens of each document are scored:
   manual   the next part of a reference text: terms and forms of its earlier sections
   copy     a passage that stood at the begin, word for word, after thousands of tokens of another novel
 
-Usage: documents.py --model FOLDER --output FILE [--count N]
+Usage: documents.py --model FOLDER --output FILE [--demo CONTEXT]
 The model's tokenizer.json (convert.py of examples/decode_text writes it) makes the ids.
 """
 
@@ -123,13 +123,11 @@ def read_package(cache, name):
     folder = cache / f"{name}-{PYPI[name]}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=cache) as temporary:
+            # The manuals are in the source distribution only.
+            form = "--no-binary=:all:" if name == "docutils" else "--only-binary=:all:"
             run(
-                [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:",
-                 "--disable-pip-version-check", f"{name}=={PYPI[name]}"],
-                temporary,
-            ) if name == "docutils" else run(
-                [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-                 "--disable-pip-version-check", f"{name}=={PYPI[name]}"],
+                [sys.executable, "-m", "pip", "download", "--no-deps", form, "--disable-pip-version-check",
+                 f"{name}=={PYPI[name]}"],
                 temporary,
             )
             archive = next(file for file in Path(temporary).iterdir() if file.suffix in (".gz", ".whl"))
@@ -196,6 +194,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="folder with tokenizer.json")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--demo", type=int, metavar="CONTEXT", help="the demo's text alone, with so many tokens before the scored ones")
     parser.add_argument("--cache", type=Path, default=Path("build/accuracy/texts"), help="where fetched packages lie (default: %(default)s)")
     options = parser.parse_args()
     try:
@@ -206,7 +205,13 @@ def main():
             raise source_error(f"{path} is not there; examples/decode_text/convert.py writes it")
         tokenizer = Tokenizer.from_file(str(path))
         options.cache.mkdir(parents=True, exist_ok=True)
-        documents = make_documents(options.cache, lambda text: tokenizer.encode(text).ids)
+        if options.demo:
+            text = json.loads((options.model / "text.json").read_text(encoding="utf-8"))
+            begin = text["continuation"]
+            ids = text["tokens"][begin - options.demo : begin + SCORED]
+            documents = [("demo", "novel", text["source"], ids)]
+        else:
+            documents = make_documents(options.cache, lambda text: tokenizer.encode(text).ids)
     except (source_error, ImportError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Prints the tables of docs/accuracy.md from the benchmark's JSON files, and draws its pictures.
+
+Usage: report.py TABLE.json [--picture FILE.svg] [--closed-loop FILE.json --loop-picture FILE.svg]
+Pictures need the Python package matplotlib.
+"""
+
+import argparse
+import json
+import math
+import random
+from pathlib import Path
+
+KINDS = ["novel", "code", "manual", "copy"]
+
+
+def bootstrap(values, draws=2000):
+    """Mean and 95 % interval over documents."""
+    generator = random.Random(1)
+    means = sorted(sum(generator.choice(values) for _ in values) / len(values) for _ in range(draws))
+    return sum(values) / len(values), means[draws // 40], means[draws - 1 - draws // 40]
+
+
+def percent(loss):
+    return 100 * (math.exp(loss) - 1)
+
+
+def label(row):
+    layers = ", ".join(map(str, row["dense_layers"]))
+    parts = [row["head_rule"] if row["head_groups"] == 1 else f"{row['head_rule']}, per KV head"]
+    if row["head_rule"] == "soft_vote" and row["head_groups"] > 1:
+        parts = ["group (soft vote of each KV head)"]
+    if row["head_rule"] == "headwise":
+        parts = ["headwise (each query head, union in the KV head)"]
+    return parts[0], layers or "none"
+
+
+def digest_name(row):
+    if row["scores"] == "oracle":
+        return "oracle"
+    tokens = row.get("digest_tokens", row["block_tokens"])
+    return row["digest"] + (f" of {tokens} tokens" if tokens != row["block_tokens"] else "")
+
+
+def print_rows(title, rows, kinds, reference=None):
+    """Perplexity and KL of natural text and of copied passages apart; attention's figures of all texts."""
+    natural = [i for i, kind in enumerate(kinds) if kind != "copy"]
+    copied = [i for i, kind in enumerate(kinds) if kind == "copy"]
+    print(f"\n**{title}**\n")
+    head = ["rule", "digest", "dense layers", "k", "blocks", "perplexity", "KL", "copied: KL", "top-1", "mass", "p1", "worst head",
+            "output error", "kB/step", "of the selection"]
+    if reference is not None:
+        head += ["mass, points", "bytes"]
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        of = row["of_documents"]
+        loss = bootstrap([of["loss_change"][i] for i in natural])
+        kl = bootstrap([of["kl_mean"][i] for i in natural])
+        cells = [
+            *(lambda pair: [pair[0], digest_name(row), pair[1]])(label(row)), str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
+            f"{percent(loss[0]):+.2f} % ({percent(loss[1]):+.2f} to {percent(loss[2]):+.2f})",
+            f"{kl[0]:.4f} ({kl[1]:.4f} to {kl[2]:.4f})", f"{sum(of['kl_mean'][i] for i in copied) / len(copied):.3f}",
+            f"{row['top1_agreement']:.1f} %", f"{row['mass_mean']:.4f}", f"{row['mass_p1']:.2f}", f"{row['mass_worst_head']:.2f}",
+            f"{row['output_error_mean']:.3f}", f"{row['recalled_bytes_per_step'] / 1e3:.0f}",
+            f"{100 * row['recalled_of_selection']:.1f} %",
+        ]
+        if reference is not None:
+            mass = bootstrap([100 * (x - y) for x, y in zip(of["mass_mean"], reference["of_documents"]["mass_mean"])])
+            recalled = 100 * (row["recalled_bytes_per_step"] / reference["recalled_bytes_per_step"] - 1)
+            cells += [f"{mass[0]:+.2f} ({mass[1]:+.2f} to {mass[2]:+.2f})", f"{recalled:+.1f} %"] if row is not reference else ["", ""]
+        print("| " + " | ".join(cells) + " |")
+
+
+def print_table(table):
+    rows = table["rows"]
+    kinds = [each["kind"] for each in table["context"]["documents"]]
+    sets = {}
+    for row in rows:
+        if row["comparison"] == "rules":
+            sets.setdefault((row["scores"], row["budget_tokens"], tuple(row["dense_layers"])), []).append(row)
+    for (scores, budget, layers), members in sets.items():
+        print_rows(f"Head rules, {scores} scores, k = {budget}, dense layers {list(layers) or 'none'}", members, kinds, members[0])
+    plain = [row for row in rows if row["comparison"] == "rules" and row["budget_tokens"] == 1024]
+    digests = [row for row in rows if row["comparison"] == "digests"]
+    if digests:
+        first = [row for row in plain if row["dense_layers"] == digests[0]["dense_layers"] and row["head_rule"] == "soft_vote" and row["head_groups"] == 1 and row["scores"] == "digest"]
+        print_rows("Digests", first + digests, kinds, (first + digests)[0])
+    for name in ("budgets", "levers", "row"):
+        members = [row for row in rows if row["comparison"] == name]
+        if members:
+            print_rows(name.capitalize(), members, kinds)
+
+
+def style(axes):
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def draw_rules(table, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "accuracy"
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in table["rows"] if row["comparison"] == "rules" and row["budget_tokens"] == 1024]
+    sets = [("digest", ()), ("digest", (7, 18, 20)), ("oracle", ())]
+    titles = ["digest, every layer sparse", "digest, layers 7, 18, 20 dense", "true mass, every layer sparse"]
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    colours = dict(zip(KINDS, ["#3b6ea5", "#c7782b", "#6a994e", "#8d4a8d"]))
+    for axis, (scores, layers), title in zip(axes, sets, titles):
+        members = [row for row in rows if row["scores"] == scores and tuple(row["dense_layers"]) == layers]
+        names = {"group (soft vote of each KV head)": "group", "headwise (each query head, union in the KV head)": "headwise",
+                 "designated_head or fallback": "designated,\nfallback", "designated_head": "designated", "few_heads": "few heads",
+                 "max_share": "max share", "soft_vote": "soft vote"}
+        for place, row in enumerate(members):
+            for offset, kind in enumerate(KINDS):
+                of = row["of_kinds"][kind]
+                low, high = of["kl_mean_ci"]
+                axis.errorbar(place + 0.18 * (offset - 1.5), of["kl_mean"], yerr=[[of["kl_mean"] - low], [high - of["kl_mean"]]],
+                              fmt="o", markersize=4, linewidth=1, color=colours[kind], label=kind if place == 0 else None)
+        axis.set_xticks(range(len(members)), [names[label(row)[0]] for row in members], fontsize=7, rotation=35, ha="right")
+        axis.set_yscale("log")
+        axis.set_title(title, fontsize=9)
+        style(axis)
+    axes[0].set_ylabel("KL to the dense model, nat")
+    axes[0].legend(fontsize=7, frameon=False, ncols=2)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def draw_loop(loop, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "accuracy"
+    import matplotlib.pyplot as plt
+
+    pieces = loop["closed_loop"]["pieces"]
+    figure, axis = plt.subplots(figsize=(6, 3))
+    places = [piece["first_token"] + 128 for piece in pieces]
+    axis.fill_between(places, [p["kl_mean_ci"][0] for p in pieces], [p["kl_mean_ci"][1] for p in pieces], color="#c9d8ea")
+    axis.plot(places, [p["kl_mean"] for p in pieces], color="#3b6ea5", marker="o", markersize=3, label="mean of texts")
+    axis.plot(places, [p["kl_median"] for p in pieces], color="#c7782b", marker="o", markersize=3, label="median of texts")
+    axis.axhline(1.5 * pieces[0]["kl_mean"], color="#888888", linewidth=0.8, linestyle="--", label="1.5 of the first 256")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("generated tokens")
+    axis.set_ylabel("KL, nat")
+    axis.legend(fontsize=7, frameon=False)
+    style(axis)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--closed-loop", type=Path)
+    parser.add_argument("--loop-picture", type=Path)
+    options = parser.parse_args()
+    table = json.loads(options.table.read_text(encoding="utf-8"))
+    print_table(table)
+    if options.picture:
+        draw_rules(table, options.picture)
+    if options.closed_loop and options.loop_picture:
+        draw_loop(json.loads(options.closed_loop.read_text(encoding="utf-8")), options.loop_picture)
+
+
+if __name__ == "__main__":
+    main()
