@@ -333,6 +333,33 @@ TEST_CASE("the last block of a pool of more than 4 GiB goes to the host and back
   CHECK(store[2 * block - 1] == std::byte{0x11});
 }
 
+TEST_CASE("cuda_backend records, waits for and asks events of the host engine's own")
+{
+  cuda_backend backend;
+  auto const first = backend.create_stream();
+  auto const second = backend.create_stream();
+  buffer<cuda_backend, std::uint32_t> open{backend, memory_space::pinned, 1};
+  buffer<cuda_backend, std::uint32_t> words{backend, memory_space::pinned, 2};
+  open[0] = words[0] = words[1] = 0;
+  cudaEvent_t lent = nullptr;
+  REQUIRE(cudaEventCreateWithFlags(&lent, cudaEventDisableTiming) == cudaSuccess);
+  CHECK(backend.done(lent) == event_state::done);
+  REQUIRE(backend.launch(first, spin_operation{open.data(), 1}) == status::ok);
+  REQUIRE(backend.launch(first, fill_words{.target = words.data(), .count = 1, .value = 7}) == status::ok);
+  REQUIRE(backend.record(first, lent) == status::ok);
+  REQUIRE(backend.wait(second, lent) == status::ok);
+  REQUIRE(
+    backend.launch(second, read_operation{.source = words.data(), .target = words.data() + 1, .count = 1}) ==
+    status::ok);
+  CHECK(backend.done(lent) == event_state::pending);
+  *static_cast<std::uint32_t volatile*>(open.data()) = 1;
+  REQUIRE(backend.synchronize(second) == status::ok);
+  CHECK(words[1] == 7);
+  CHECK(backend.done(lent) == event_state::done);
+  CHECK(cudaEventDestroy(lent) == cudaSuccess);
+  CHECK(backend.last_error().empty());
+}
+
 // Report: vllm-project/vllm#45704
 TEST_CASE("a write-back behind an event takes what the kernel before it wrote, 150 times; without the wait it does not")
 {
@@ -375,22 +402,27 @@ TEST_CASE("tables published ahead of a busy device reach each step as they were 
   constexpr std::uint32_t depth = 3, steps = 2 * depth + 3, width = 4;
   staging_ring<cuda_backend> ring{backend, depth, width * sizeof(std::uint32_t)};
   buffer<cuda_backend, std::uint32_t> seen{backend, memory_space::pinned, steps * width};
+  buffer<cuda_backend, std::uint32_t> open{backend, memory_space::pinned, 1};
   std::memset(seen.data(), 0xFF, steps * width * 4);
+  open[0] = 0;
+  auto const let_run = [&](std::uint32_t count) { *static_cast<std::uint32_t volatile*>(open.data()) = count; };
   for (std::uint32_t step = 0; step < steps; ++step) {
-    if (step == depth) {
+    if (step >= depth) {
       // A full ring says so, and overwrites nothing.
       REQUIRE(ring.begin(backend.now()) == status::drain_timeout);
+      let_run(step - depth + 1);
     }
     REQUIRE(ring.begin(no_deadline) == status::ok);
     auto* const table = ring.take<std::uint32_t>(width);
     REQUIRE(table != nullptr);
     for (std::uint32_t i = 0; i < width; ++i) { table[i] = step * 4 + i; }
-    REQUIRE(backend.launch(stream, linger_operation{10000000}) == status::ok);
+    REQUIRE(backend.launch(stream, spin_operation{open.data(), step + 1}) == status::ok);
     REQUIRE(
       backend.launch(stream, read_operation{.source = table, .target = seen.data() + step * width, .count = width}) ==
       status::ok);
     REQUIRE(ring.end(stream) == status::ok);
   }
+  let_run(steps);
   CHECK(ring.waits() > 0);
   REQUIRE(backend.synchronize(stream) == status::ok);
   for (std::uint32_t i = 0; i < steps * width; ++i) { REQUIRE(seen[i] == i); }

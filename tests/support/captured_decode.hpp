@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -78,7 +79,9 @@ class captured_decode {
       kv.open({.prompt_tokens = prompt, .max_tokens = longest, .keep_resident = keep}, row) ==
       pulseinfer::admission::admitted);
     engine.assign(row, seed);
-    engine.prefill(row, prompt, per_row);
+    for (std::uint32_t done = 0; done < prompt; done += std::min(per_row, prompt - done)) {
+      eager({{.row = row, .tokens = std::min(per_row, prompt - done)}});
+    }
     return row;
   }
 

@@ -9,6 +9,7 @@
 #include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
 #include <pulseinfer/backend/cuda/kernel/paged_attention.cuh>
 #include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
+#include <pulseinfer/backend/cuda/kernel/resolve_background.cuh>
 #include <pulseinfer/backend/cuda/kernel/resolve_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/score_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/select_top_k.cuh>
@@ -225,9 +226,14 @@ class cuda_backend {
     detail::device_guard const guard{options_.device};
     std::unique_lock lock{mutex_};
     if (!event_handles_.valid(event)) { return status::invalid_argument; }
-    return errors_.note(
-      "cudaEventRecord", cudaEventRecord(events_[event.index], stream.stream), status::invalid_state, nullptr,
-      &stream.stream);
+    return record_on(stream, events_[event.index]);
+  }
+  /// An event of the host engine's own, on its own terms: of this backend's device, alive until its use is over.
+  status record(stream_ref stream, cudaEvent_t lent) noexcept
+  {
+    if (status const usable = check(stream); usable != status::ok) { return usable; }
+    detail::device_guard const guard{options_.device};
+    return record_on(stream, lent);
   }
 
   status wait(stream_ref stream, event_ref event) noexcept
@@ -236,23 +242,24 @@ class cuda_backend {
     detail::device_guard const guard{options_.device};
     std::unique_lock lock{mutex_};
     if (!event_handles_.valid(event)) { return status::invalid_argument; }
-    return errors_.note(
-      "cudaStreamWaitEvent", cudaStreamWaitEvent(stream.stream, events_[event.index], 0), status::invalid_state,
-      nullptr, &stream.stream);
+    return wait_on(stream, events_[event.index]);
+  }
+  /// As record, for an event of the host engine's own.
+  status wait(stream_ref stream, cudaEvent_t lent) noexcept
+  {
+    if (status const usable = check(stream); usable != status::ok) { return usable; }
+    detail::device_guard const guard{options_.device};
+    return wait_on(stream, lent);
   }
 
   /// `failed` for a handle that is not valid and once the device is lost.
   [[nodiscard]] event_state done(event_ref event) noexcept
   {
     std::unique_lock lock{mutex_};
-    if (errors_.device_lost() || !event_handles_.valid(event)) { return event_state::failed; }
-    cudaError_t const code = cudaEventQuery(events_[event.index]);
-    if (code == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // no error, and nobody should take it for one
-      return event_state::pending;
-    }
-    return errors_.note("cudaEventQuery", code) == status::ok ? event_state::done : event_state::failed;
+    return event_handles_.valid(event) ? state_of(events_[event.index]) : event_state::failed;
   }
+  /// As record, for an event of the host engine's own.
+  [[nodiscard]] event_state done(cudaEvent_t lent) noexcept { return state_of(lent); }
 
   /// Returns ok as soon as `done` of one of the events is not pending. Looks at them again after sleeps that grow from 5 us to
   /// 100 us, since CUDA can't wait for one of many.
@@ -378,6 +385,28 @@ class cuda_backend {
     if (stream.foreign) { return true; }
     std::unique_lock lock{mutex_};
     return stream_handles_.valid({stream.index, stream.generation});
+  }
+
+  status record_on(stream_ref stream, cudaEvent_t event) noexcept
+  {
+    return errors_.note(
+      "cudaEventRecord", cudaEventRecord(event, stream.stream), status::invalid_state, nullptr, &stream.stream);
+  }
+  status wait_on(stream_ref stream, cudaEvent_t event) noexcept
+  {
+    return errors_.note(
+      "cudaStreamWaitEvent", cudaStreamWaitEvent(stream.stream, event, 0), status::invalid_state, nullptr,
+      &stream.stream);
+  }
+  [[nodiscard]] event_state state_of(cudaEvent_t event) noexcept
+  {
+    if (errors_.device_lost()) { return event_state::failed; }
+    cudaError_t const code = cudaEventQuery(event);
+    if (code == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // no error, and nobody should take it for one
+      return event_state::pending;
+    }
+    return errors_.note("cudaEventQuery", code) == status::ok ? event_state::done : event_state::failed;
   }
 
   [[nodiscard]] status check(stream_ref stream) const noexcept

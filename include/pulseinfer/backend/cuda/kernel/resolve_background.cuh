@@ -1,0 +1,157 @@
+#pragma once
+
+/// resolve_background with all threads of a block at work on its lane, where the generic body leaves it to one.
+
+#include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel_override.cuh>
+#include <pulseinfer/operation/resolve_background.hpp>
+#include <pulseinfer/types.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pulseinfer::detail {
+
+inline constexpr std::uint32_t background_threads = 256;
+/// Shared memory that a block has without asking.
+inline constexpr std::size_t background_scratch_bytes = std::size_t{48} << 10U;
+
+/// Blocks that are expected, by what bringing them depends on: the place of their slot among the victims, or `stays_resident`, or
+/// `is_missing`; and whether the host has them.
+inline constexpr std::uint32_t stays_resident = 0x7FFFFFFFU;
+inline constexpr std::uint32_t is_missing = 0x7FFFFFFEU;
+inline constexpr std::uint32_t has_no_source = 0x80000000U;
+
+template <class Op>
+__global__ void __launch_bounds__(background_threads) resolve_background_kernel(Op const op)
+{
+  extern __shared__ std::uint64_t background_scratch[];
+  __shared__ std::uint32_t temp_storage[block_scan_words];
+  __shared__ std::uint32_t planned;
+  std::uint32_t const max_lease = op.residency.max_lease;
+  std::uint64_t* const keys = background_scratch;
+  auto* const unsorted = reinterpret_cast<std::uint32_t*>(keys + max_lease);
+  std::uint32_t* const victims = unsorted + max_lease;
+  std::uint32_t* const fates = victims + max_lease;
+  std::uint32_t* const brought = fates + op.selection.max_selected;
+
+  row_id const row = op.rows[blockIdx.x / op.head_groups];
+  lane_id const lane = lane_of(row, blockIdx.x % op.head_groups, op.head_groups);
+  std::uint64_t const lane_index = to_index(lane);
+  block_id const* const wanted = op.selection.ids_of(lane);
+  std::uint32_t const count = op.selection.counts[lane_index];
+  slot_id* const slot_of = op.residency.slots_of_lane(op.layer, lane);
+  slot_id const* const lease = op.residency.lease_of_lane(op.layer, lane);
+  std::uint32_t const leased = op.residency.lease_count[op.residency.lane_index(op.layer, lane)];
+  std::uint32_t const now = *op.step;
+  auto const word_of = [&](slot_id slot) -> slot_word& { return op.residency.slots[op.pool.word(op.layer, slot)]; };
+
+  // Slots that may leave, and of these the first by policy, ascending.
+  std::uint32_t candidates = 0;
+  for (std::uint32_t base = 0; base < leased; base += blockDim.x) {
+    std::uint32_t const i = base + threadIdx.x;
+    bool counts = false;
+    std::uint64_t key = 0;
+    if (i < leased) {
+      slot_word const word = word_of(lease[i]);
+      bool const empty = word.state == slot_state::empty;
+      bool const idle = word.last_used != now && word.last_used + 1U != now;
+      counts = empty || (word.state == slot_state::clean && idle);
+      std::uint64_t const order =
+        empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{op.policy.key(word, now)} << 31U);
+      key = order | to_index(lease[i]);
+    }
+    std::uint32_t here = 0;
+    std::uint32_t const place = candidates + block_exclusive_sum(counts ? 1U : 0U, here, temp_storage);
+    if (counts) { keys[place] = key; }
+    candidates += here;
+  }
+  __syncthreads();
+  std::uint32_t const granted = op.most_misses < candidates ? op.most_misses : candidates;
+  for (std::uint32_t i = threadIdx.x; i < candidates; i += blockDim.x) {
+    std::uint32_t rank = 0;
+    for (std::uint32_t j = 0; j < candidates; ++j) { rank += keys[j] < keys[i] ? 1U : 0U; }
+    if (rank < granted) { unsorted[rank] = static_cast<std::uint32_t>(keys[i] & 0x7FFFFFFFU); }
+  }
+  __syncthreads();
+  for (std::uint32_t i = threadIdx.x; i < granted; i += blockDim.x) {
+    std::uint32_t rank = 0;
+    for (std::uint32_t j = 0; j < granted; ++j) { rank += unsorted[j] < unsorted[i] ? 1U : 0U; }
+    victims[rank] = unsorted[i];
+  }
+  __syncthreads();
+
+  for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+    slot_id const slot = slot_of[to_index(wanted[i])];
+    bool const stored = !is_none(op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(wanted[i])]);
+    std::uint32_t fate = is_none(slot) ? is_missing : stays_resident;
+    for (std::uint32_t v = 0; v < granted && !is_none(slot); ++v) {
+      if (victims[v] == to_index(slot)) { fate = v; }
+    }
+    fates[i] = fate | (stored ? 0U : has_no_source);
+  }
+  __syncthreads();
+  // In turn, as a block that is expected may lose its slot to one before it.
+  if (threadIdx.x == 0) {
+    std::uint32_t taken = 0;
+    std::uint32_t resident = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      std::uint32_t const fate = fates[i] & ~has_no_source;
+      bool const here = fate == stays_resident || (fate != is_missing && fate >= taken);
+      resident += here ? 1U : 0U;
+      if (here || fate != fates[i] || taken == granted) { continue; }
+      brought[taken++] = i;
+    }
+    planned = taken;
+    op.plan.misses[lane_index] = taken;
+    op.plan.flying[lane_index] = 0;
+    op.plan.hits[lane_index] = resident;
+    op.plan.stalled[lane_index] = 0;
+  }
+  __syncthreads();
+  for (std::uint32_t place = threadIdx.x; place < planned; place += blockDim.x) {
+    block_id const before = word_of(static_cast<slot_id>(victims[place])).block;
+    if (!is_none(before)) { slot_of[to_index(before)] = none<slot_id>; }
+  }
+  __syncthreads();
+  for (std::uint32_t place = threadIdx.x; place < planned; place += blockDim.x) {
+    auto const slot = static_cast<slot_id>(victims[place]);
+    block_id const block = wanted[brought[place]];
+    slot_word& word = word_of(slot);
+    word.block = block;
+    word.state = slot_state::in_flight;
+    word.last_used = now - 1U;
+    slot_of[to_index(block)] = slot;
+    op.plan.entries[lane_index * op.selection.max_selected + place] = {
+      .source = op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(block)],
+      .target = slot,
+      .lane = lane,
+      .block = block};
+  }
+}
+
+template <class Replacement>
+struct kernel_override<resolve_background<Replacement>> {
+  using op_type = resolve_background<Replacement>;
+
+  [[nodiscard]] static std::size_t scratch_bytes(op_type const& op) noexcept
+  {
+    return std::size_t{op.residency.max_lease} * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t)) +
+      std::size_t{op.selection.max_selected} * 2 * sizeof(std::uint32_t);
+  }
+
+  [[nodiscard]] static bool takes(op_type const& op) noexcept { return scratch_bytes(op) <= background_scratch_bytes; }
+
+  static cudaError_t launch(op_type const& op, cudaStream_t stream) noexcept
+  {
+    void* arguments[] = {const_cast<op_type*>(&op)};
+    return cudaLaunchKernel(
+      reinterpret_cast<void const*>(&resolve_background_kernel<op_type>),
+      dim3{static_cast<unsigned int>(op.shape().items)}, dim3{background_threads}, arguments, scratch_bytes(op),
+      stream);
+  }
+};
+
+}  // namespace pulseinfer::detail
