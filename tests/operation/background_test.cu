@@ -50,6 +50,7 @@ struct background_scene {
     take(step, 1);
     take(list, rows);
     *step = 50;
+    std::fill_n(words, lanes * lease, slot_word{});
     std::fill_n(slot_of, layers * lanes * max_blocks, none<slot_id>);
     for (std::uint32_t i = 0; i < rows * max_blocks; ++i) {
       host[i] = random() % 9 == 0 ? none<host_block_id> : static_cast<host_block_id>(i);
