@@ -35,6 +35,8 @@ struct row_runtime {
   std::uint32_t unproven_first =
     0;  ///< number of the first recall that a visit was handed with and the host had yet to see land
   std::uint32_t unproven_last = 0;  ///< and of the last one; 0: there is none
+  std::uint32_t unproven_before =
+    0;  ///< of the last one of earlier steps, whose tokens are committed; 0: there is none
   std::uint32_t misses = 0;
   std::uint64_t bytes = 0;
   nanoseconds entered{0};

@@ -76,6 +76,7 @@ class visit_queue {
     state.layer = none<layer_id>;
     state.new_tokens = new_tokens;
     state.token_offset = token_offset;
+    state.unproven_before = state.unproven_last;
     step_rows_.push_back(row);
   }
 
@@ -191,6 +192,13 @@ class visit_queue {
     if (state.unproven_last == 0) { return status::ok; }
     status result = status::ok;
     bool travels = false;
+    // What an earlier step lacked is in the cache for good: its tokens are committed.
+    auto const lose = [&](std::uint32_t number, status code) {
+      result = code;
+      bool const earlier =
+        state.unproven_before != 0 && number - state.unproven_first <= state.unproven_before - state.unproven_first;
+      state.unsound = state.unsound || earlier;
+    };
     for (std::uint32_t i = 0; i < recalls_->size(); ++i) {
       recall<B>& r = recalls_->at(i);
       std::uint32_t const place = unproven_place(r, row);
@@ -200,30 +208,32 @@ class visit_queue {
         typename B::event_ref const told = r.landed_event;
         static_cast<void>(backend_->wait_any({&told, 1}, backend_->now() + wait_limit_));
       }
-      if (r.owes || r.code != status::ok) { result = r.code == status::ok ? status::transfer_failed : r.code; }
+      if (r.owes || r.code != status::ok) {
+        lose(r.sequence[place], r.code == status::ok ? status::transfer_failed : r.code);
+      }
       if (recalls_->row_missed(r, place)) {
         // The row's mailbox may speak of a later failure.
-        result = status::transfer_failed;
+        lose(r.sequence[place], status::transfer_failed);
         record(r, row, r.missed[place].begin, r.missed[place].blocks, 1);
       }
       if (recalls_->flies(r)) {
         travels = true;
         continue;
       }
-      if (recalls_->row_stalled(r, place)) { result = status::stalled; }
+      if (recalls_->row_stalled(r, place)) { lose(r.sequence[place], status::stalled); }
       if (recalls_->row_waited(r, place) && recalls_->background_failed(row, r.layer)) {
         recalls_->forgive_background(row, r.layer);
-        result = status::transfer_failed;
+        lose(r.sequence[place], status::transfer_failed);
       }
     }
     // Of a recall whose place has been given out again the mailbox may still tell.
     std::uint32_t const last = device::load_acquire(&recalls_->box(row).failed);
     if (result == status::ok && is_unproven(state, last) && recalls_->numbered(row, last) == nullptr) {
-      result = status::transfer_failed;
+      lose(last, status::transfer_failed);
       record_failures(row);
     }
     if (result == status::ok && travels) { return status::busy; }
-    state.unproven_first = state.unproven_last = 0;
+    state.unproven_first = state.unproven_last = state.unproven_before = 0;
     if (result != status::ok) { fail(row, result); }
     return result;
   }
