@@ -119,6 +119,16 @@ struct read_operation {
   }
 };
 
+/// Has the kernels of the tests below loaded: the first launch of a kernel may wait for what the device runs, and that waits for
+/// the host.
+inline void load_kernels(cuda_backend& backend, cuda_stream_ref stream, std::uint32_t* words)
+{
+  REQUIRE(backend.launch(stream, spin_operation{words, 0}) == status::ok);
+  REQUIRE(backend.launch(stream, fill_words{.target = words, .count = 1, .value = 0}) == status::ok);
+  REQUIRE(backend.launch(stream, read_operation{.source = words, .target = words, .count = 1}) == status::ok);
+  REQUIRE(backend.synchronize(stream) == status::ok);
+}
+
 template <template <class> class Wrapped>
 struct cuda_with {
   static constexpr bool has_held_work_pending = true;
@@ -341,6 +351,7 @@ TEST_CASE("cuda_backend records, waits for and asks events of the host engine's 
   buffer<cuda_backend, std::uint32_t> open{backend, memory_space::pinned, 1};
   buffer<cuda_backend, std::uint32_t> words{backend, memory_space::pinned, 2};
   open[0] = words[0] = words[1] = 0;
+  load_kernels(backend, first, words.data());
   cudaEvent_t lent = nullptr;
   REQUIRE(cudaEventCreateWithFlags(&lent, cudaEventDisableTiming) == cudaSuccess);
   CHECK(backend.done(lent) == event_state::done);
@@ -403,8 +414,9 @@ TEST_CASE("tables published ahead of a busy device reach each step as they were 
   staging_ring<cuda_backend> ring{backend, depth, width * sizeof(std::uint32_t)};
   buffer<cuda_backend, std::uint32_t> seen{backend, memory_space::pinned, steps * width};
   buffer<cuda_backend, std::uint32_t> open{backend, memory_space::pinned, 1};
-  std::memset(seen.data(), 0xFF, steps * width * 4);
   open[0] = 0;
+  load_kernels(backend, stream, seen.data());
+  std::memset(seen.data(), 0xFF, steps * width * 4);
   auto const let_run = [&](std::uint32_t count) { *static_cast<std::uint32_t volatile*>(open.data()) = count; };
   for (std::uint32_t step = 0; step < steps; ++step) {
     if (step >= depth) {
