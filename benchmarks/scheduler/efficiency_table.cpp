@@ -75,6 +75,7 @@ struct figures {
   double wasted_share = 0.0;    ///< of the demand misses
   double skipped_share = 0.0, skipped_p99 = 0.0;
   double in_order_bound = 0.0;
+  double relaxed_bound = 0.0;
   double disturbed_bound = 0.0;
   double lost_passes = 0.0, lost_launches = 0.0, idle = 0.0;  ///< of the time
 };
@@ -102,7 +103,7 @@ struct figures {
   o.counts.select_chain = costs.select_chain;
   o.rows_per_landing = std::max(1U, c.rows / 64);
   o.steps = sizes.steps;
-  o.warm_steps = what == mode::deferral ? 12 : 4;
+  o.warm_steps = 12;
   if (what == mode::predicted) { o.foresight.prefetch = true; }
   if (what == mode::deferral) {
     o.foresight.prefetch = true;
@@ -155,6 +156,7 @@ struct figures {
     f.passes += static_cast<double>(r.passes) / n / count;
     auto const bound = static_cast<double>(r.bound().count());
     f.in_order_bound += bound / static_cast<double>(std::max(r.in_order, r.link).count()) / count;
+    f.relaxed_bound += bound / static_cast<double>(std::max(r.relaxed, r.link).count()) / count;
     link_sharing const& shared = costs.sharing;
     auto const compute = static_cast<double>(r.compute.count()), link = static_cast<double>(r.link.count());
     double const device_bound = compute + (1.0 - shared.compute_beside_link[1]) * std::min(link, compute);
@@ -223,10 +225,11 @@ struct goals {
     {"skipped_share", f.skipped_share},
     {"skipped_p99", f.skipped_p99},
     {"in_order_bound", f.in_order_bound},
+    {"relaxed_bound", f.relaxed_bound},
     {"loss", {{"second_passes", f.lost_passes}, {"hits_launches", f.lost_launches}, {"idle", f.idle}}}};
 }
 
-/// The time of one decision of the interruptible scheduler, where rows land over some time.
+/// The time of one decision of the interruptible scheduler, over some steps whose layers differ: the planner works in it.
 [[nodiscard]] double decision_us(std::uint32_t count)
 {
   interruptible_scheduler<> scheduler;
@@ -240,26 +243,45 @@ struct goals {
     .link_bytes_per_second = 50e9,
     .resume = 2us,
     .wake = 8us};
-  std::vector<scheduler_row> rows(count);
+  std::vector<scheduler_row> rows;
   std::vector<row_id> chosen(count);
   double best = 0.0;
-  for (int round = 0; round < 40; ++round) {
-    auto const begin = std::chrono::steady_clock::now();
-    constexpr int decisions = 500;
-    for (int i = 0; i < decisions; ++i) {
+  nanoseconds now{0};
+  for (int round = 0; round < 20; ++round) {
+    std::uint64_t decisions = 0;
+    nanoseconds spent{0};
+    for (int step = 0; step < 5; ++step) {
+      auto const enter = [&](scheduler_row& row, std::int32_t layer) {
+        auto const number = static_cast<std::uint32_t>(to_index(row.row));
+        row.layer = static_cast<layer_id>(layer);
+        row.phase = row_phase::in_flight;
+        row.misses = (number * 7 + static_cast<std::uint32_t>(layer) * 5) % 23 * (layer % 4 == 0 ? 4U : 1U);
+        row.bytes = std::uint64_t{row.misses} * 65536;
+        row.entered = now;
+      };
+      rows.resize(count);
       for (std::uint32_t r = 0; r < count; ++r) {
-        rows[r] = {
-          .row = static_cast<row_id>(r),
-          .layer = static_cast<layer_id>(3 + (r % 4 == 0 ? 1 : 0)),
-          .phase = row_phase::in_flight,
-          .misses = r % 23,
-          .bytes = std::uint64_t{r % 23} * 65536,
-          .entered = nanoseconds{i * 1'000'000}};
+        rows[r].row = static_cast<row_id>(r);
+        enter(rows[r], 0);
       }
-      static_cast<void>(scheduler.decide(rows, {}, nanoseconds{i * 1'000'000 + 300'000}, chosen));
+      while (!rows.empty()) {
+        auto const begin = std::chrono::steady_clock::now();
+        decision const made = scheduler.decide(rows, {}, now, chosen);
+        spent += std::chrono::steady_clock::now() - begin;
+        ++decisions;
+        now += 100us;
+        if (made.kind != decision_kind::run) {
+          for (scheduler_row& row : rows) { row.phase = row_phase::ready; }
+          continue;
+        }
+        for (std::uint32_t i = 0; i < made.rows; ++i) {
+          auto const row = std::ranges::find(rows, chosen[i], &scheduler_row::row);
+          enter(*row, to_number(row->layer) + 1);
+        }
+        std::erase_if(rows, [](scheduler_row const& row) { return to_index(row.layer) == layer_count; });
+      }
     }
-    double const us =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / decisions;
+    double const us = static_cast<double>(spent.count()) / 1e3 / static_cast<double>(decisions);
     best = round == 0 ? us : std::min(best, us);
   }
   return best;
@@ -358,8 +380,9 @@ int print_tables(run_sizes const& sizes, char const* json_file)
     if (c.rho < 0.5) {
       std::printf("\nW/C %.2f, %u rows\n", c.weight_share, c.rows);
       std::printf(
-        "%4s | %8s %8s %10s | %7s %7s %7s | %7s %7s %7s | %8s %7s | %7s %9s\n", "rho", "lockstep", "hits 1st", "static",
-        "exact", "goal", "inorder", "predict", "goal", "inorder", "deferral", "goal", "p99/p50", "tokens/s");
+        "%4s | %8s %8s %10s | %7s %7s %7s %7s | %7s %7s %7s | %8s %7s | %7s %9s\n", "rho", "lockstep", "hits 1st",
+        "static", "exact", "goal", "inorder", "at most", "predict", "goal", "inorder", "deferral", "goal", "p99/p50",
+        "tokens/s");
     }
     goals const g = goals_of(c.rho);
     double const exact_goal = of(best).eta + g.above_static;
@@ -371,12 +394,13 @@ int print_tables(run_sizes const& sizes, char const* json_file)
       return met ? ' ' : '-';
     };
     std::printf(
-      "%4.1f | %8.3f %8.3f %6.3f (%d) | %7.3f %6.3f%c %7.3f | %7.3f %6.3f%c %7.3f | %8.3f %6.2f%c | %7.2f %9.0f\n",
+      "%4.1f | %8.3f %8.3f %6.3f (%d) | %7.3f %6.3f%c %7.3f %7.3f | %7.3f %6.3f%c %7.3f | %8.3f %6.2f%c | %7.2f "
+      "%9.0f\n",
       c.rho, of(mode::lockstep).eta, of(mode::hit_first).eta, of(best).eta,
       best == mode::hit_first ? 1 : static_cast<int>(best) - static_cast<int>(mode::static_2) + 2, of(mode::exact).eta,
-      exact_goal, mark(of(mode::exact).eta, exact_goal), of(mode::exact).in_order_bound, of(mode::predicted).eta,
-      predicted_goal, mark(of(mode::predicted).eta, predicted_goal), of(mode::predicted).in_order_bound,
-      of(mode::deferral).eta, g.deferral, mark(of(mode::deferral).eta, g.deferral),
+      exact_goal, mark(of(mode::exact).eta, exact_goal), of(mode::exact).in_order_bound, of(mode::exact).relaxed_bound,
+      of(mode::predicted).eta, predicted_goal, mark(of(mode::predicted).eta, predicted_goal),
+      of(mode::predicted).in_order_bound, of(mode::deferral).eta, g.deferral, mark(of(mode::deferral).eta, g.deferral),
       of(mode::exact).p99_ms / of(mode::exact).p50_ms, of(mode::exact).tokens_per_second);
     for (mode const m : {mode::exact, mode::predicted, mode::deferral}) {
       char const* const name = m == mode::exact ? "exact" : m == mode::predicted ? "predicted" : "deferral";

@@ -178,8 +178,10 @@
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 
+#include <pulseinfer/scheduler/cohort_planner.hpp>
 #include <pulseinfer/scheduler/decode_profile.hpp>
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
+#include <pulseinfer/scheduler/link_rate.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/scheduler/recorded_scheduler.hpp>
 #include <pulseinfer/scheduler/replay_scheduler.hpp>

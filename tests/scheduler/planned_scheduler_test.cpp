@@ -7,6 +7,7 @@
 #include <rapidcheck.h>
 #include <scheduler/step_model.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <vector>
@@ -65,60 +66,59 @@ using numbers = std::vector<std::int32_t>;
 
 TEST_SUITE("scheduler")
 {
-  TEST_CASE("with a profile, a wait that is shorter than a pass is waited for on the stream, by all rows together")
+  TEST_CASE("with a profile, all rows go together before anything is known, once their plan has come")
   {
     auto scheduler = make_scheduler();
-    answer const given = ask(scheduler, planned(3, {0, 0, 5, 20}), 8us);
+    std::vector<scheduler_row> rows = planned(0, {0, 0, 5, 20});
+    rows[1].phase = row_phase::selecting;
+    CHECK(ask(scheduler, rows, 8us).made.kind == decision_kind::wait);
+    rows[1].phase = row_phase::ready;
+    answer const given = ask(scheduler, rows, 9us);
     CHECK(given.made.kind == decision_kind::run);
     CHECK(given.made.enqueue_wait);
     CHECK(given.rows == numbers{0, 1, 2, 3});
   }
 
-  TEST_CASE("with a profile, rows whose blocks take longer than a pass are parked, and follow when they have landed")
+  TEST_CASE("with a profile, rows that do not stand where the plan has them go in lockstep until the next step")
   {
     auto scheduler = make_scheduler();
-    std::vector<scheduler_row> rows = planned(3, {0, 0, 0, 900});
-    answer const first = ask(scheduler, rows, 8us);
-    CHECK(first.rows == numbers{0, 1, 2});
-    CHECK_FALSE(first.made.enqueue_wait);
-    // The others are at the next layer and select; the parked row's blocks land at 904 us: too far off to commit.
-    for (int i = 0; i < 3; ++i) {
-      rows[static_cast<std::size_t>(i)].layer = layer_id{4};
-      rows[static_cast<std::size_t>(i)].phase = row_phase::selecting;
-      rows[static_cast<std::size_t>(i)].entered = 20us;
-    }
-    answer const second = ask(scheduler, rows, 30us);
-    CHECK(second.made.kind == decision_kind::wait);
-    // Their plans come; nothing of theirs travels: they wait for the parked row, which is through first.
-    for (int i = 0; i < 3; ++i) { rows[static_cast<std::size_t>(i)].phase = row_phase::ready; }
-    rows[3].phase = row_phase::ready;
-    answer const third = ask(scheduler, rows, 910us);
-    CHECK(third.made.layer == layer_id{3});
-    CHECK(third.rows == numbers{3});
+    std::vector<scheduler_row> rows = planned(0, {0, 0, 0, 900});
+    REQUIRE(ask(scheduler, rows, 8us).rows.size() == 4);
+    for (std::size_t i = 0; i < 3; ++i) { rows[i].layer = layer_id{1}; }
+    rows[3].entered = 1us;  // its blocks were asked for again
+    answer const behind = ask(scheduler, rows, 10us);
+    CHECK(behind.made.layer == layer_id{0});
+    CHECK(behind.rows == numbers{3});
+    CHECK(behind.made.enqueue_wait);
+    rows[3].layer = layer_id{1};
+    CHECK(ask(scheduler, rows, 2ms).rows == numbers{0, 1, 2, 3});
   }
 
-  TEST_CASE("with a profile, a decision waits until the device needs work: more rows have landed by then")
+  TEST_CASE("with a profile, a heavy layer is split once it is known, and light ones are not")
   {
-    auto scheduler = make_scheduler();
-    std::vector<scheduler_row> rows = planned(3, {0, 0, 0, 900});
-    REQUIRE(ask(scheduler, rows, 8us).rows.size() == 3);  // keeps the device busy to 8 + 106 + 6 = 120 us
-    for (std::size_t i = 0; i < 3; ++i) {
-      rows[i].layer = layer_id{4};
-      rows[i].phase = row_phase::selecting;
+    interruptible_scheduler<> scheduler = make_scheduler(6);
+    scheduler.profile.per_pass = 30us;
+    scheduler.profile.per_row = 5us;
+    scheduler.profile.per_row_hits = 5us;
+    scheduler.profile.link_bytes_per_second = 50e9;
+    auto const bytes_of = [](std::uint32_t, std::int32_t row, std::int32_t layer) {
+      return layer == 3 ? std::uint64_t{2'000'000} * static_cast<std::uint64_t>(row) / 10 : std::uint64_t{0};
+    };
+    step_model model{scheduler, 10, 6, bytes_of};
+    model.pass_time = 80'000;
+    for (int step = 0; step < 400; ++step) { model.run_step(); }
+    std::vector<pass> last;
+    for (pass const& one : model.passes) {
+      if (one.step == 400) { last.push_back(one); }
     }
-    answer const given = ask(scheduler, rows, 10us);
-    CHECK(given.made.kind == decision_kind::wait);
-    CHECK(given.made.until == 120us - 2 * 8us);
-  }
-
-  TEST_CASE("with a profile, a part that has not landed is waited for until it should have")
-  {
-    auto scheduler = make_scheduler();
-    // Rows 0 and 1 have landed after 4 + 40 us, the others take half a millisecond more.
-    answer const given = ask(scheduler, planned(3, {20, 20, 900, 900}), 8us);
-    CHECK(given.made.kind == decision_kind::wait);
-    CHECK(given.made.until > 44us);
-    CHECK(given.made.until < 46us);
+    std::vector<std::size_t> passes(6, 0);
+    for (pass const& one : last) { ++passes[pulseinfer::to_index(one.layer)]; }
+    CHECK(passes[0] == 1);
+    CHECK(passes[3] > 1);
+    auto const first = std::ranges::find(last, layer_id{3}, &pass::layer);
+    REQUIRE(first != last.end());
+    CHECK(first->rows.size() < 10);
+    CHECK(std::ranges::count(passes, std::size_t{1}) >= 3);
   }
 
   TEST_CASE("law 8: with a profile too, the same calls give the same decisions")

@@ -98,6 +98,7 @@ TEST_SUITE("workload")
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       decode_options o = small_options(16, -1.6);
       o.workload.seed = seed;
+      o.warm_steps = 30;  // layers and rows are known, and a plan has been found
       double const whole = simulate_decode(o, lockstep_scheduler<visit_order::whole>{}).efficiency();
       double const hits = simulate_decode(o, lockstep_scheduler<visit_order::hits_first>{}).efficiency();
       double const cohorts = simulate_decode(o, static_cohorts_scheduler<>{2}).efficiency();

@@ -9,6 +9,7 @@
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_driver.hpp>
 #include <pulseinfer/manager/row_runtime.hpp>
+#include <pulseinfer/scheduler/link_rate.hpp>
 #include <pulseinfer/view/decision.hpp>
 #include <pulseinfer/view/failure_record.hpp>
 #include <pulseinfer/view/mailbox.hpp>
@@ -128,6 +129,7 @@ class visit_queue {
       state.tries = 0;
       state.misses = 0;
       state.bytes = 0;
+      state.flying = false;
       state.entered = backend_->now();
       state.resident = resident(row);
       if (!state.resident) {
@@ -398,6 +400,7 @@ class visit_queue {
   {
     scheduler_rows_.clear();
     link_.bytes_in_flight = 0;
+    std::uint64_t landed = 0;
     for (row_id const row : step_rows_) {
       row_runtime& state = rows_[to_index(row)];
       if (state.progress != row_progress::standing) { continue; }
@@ -448,6 +451,8 @@ class visit_queue {
           device::load_acquire(&words.landed) == recalls_->number_of(row) || (posted && state.misses == 0);
         phase = arrived ? row_phase::ready : posted ? row_phase::in_flight : row_phase::selecting;
         if (phase == row_phase::in_flight) { link_.bytes_in_flight += state.bytes; }
+        if (phase == row_phase::ready && state.flying) { landed += state.bytes; }
+        state.flying = phase == row_phase::in_flight;
       }
       scheduler_rows_.push_back(
         {.row = row,
@@ -459,6 +464,9 @@ class visit_queue {
          .bytes = state.bytes,
          .entered = state.entered});
     }
+    rate_.look(backend_->now(), landed, link_.bytes_in_flight, woken_);
+    link_.bytes_per_second = rate_.bytes_per_second();
+    woken_ = false;
   }
 
   /// A recall of the row did not bring all of its blocks: the same selection is resolved again, blocks that did arrive are
@@ -553,6 +561,7 @@ class visit_queue {
     status const woke = backend_->wait_any(waits_, std::min(limit, until));
     ++sample_->waits;
     sample_->stalled += backend_->now() - before;
+    woken_ = woke == status::ok;
     if (woke == status::drain_timeout && backend_->now() < limit) { return true; }
     if (woke != status::ok) {
       for (scheduler_row const& row : scheduler_rows_) {
@@ -591,7 +600,9 @@ class visit_queue {
   std::vector<failure_record> failures_;
   visit handed_ = {};
   link_state link_ = {};
-  bool lost_ = false;  // by a sticky error of the device
+  link_rate rate_ = {};
+  bool woken_ = false;  ///< by a landing, since the mailbox was last read
+  bool lost_ = false;   // by a sticky error of the device
 };
 
 }  // namespace pulseinfer

@@ -16,15 +16,17 @@ struct decode_profile {
   nanoseconds per_row_hits{0};         ///< attention of a row's resident blocks
   nanoseconds per_hits{0};             ///< what the hits' visit costs beside it
   nanoseconds per_recall{0};           ///< from a plan to its first byte
-  double link_bytes_per_second = 0.0;  ///< 0: nothing is known
+  double link_bytes_per_second = 0.0;  ///< 0: as fitted to the recalls of the run
   nanoseconds resume{0};               ///< from a landing to a pass that waits for it on the stream
   nanoseconds wake{0};                 ///< from a landing or a plan to a pass that the host then launches
   std::uint32_t rows_per_landing =
     1;  ///< rows of a recall that are posted as landed together, in the order in which they travel
   nanoseconds per_landing{0};  ///< link time between them
+  std::uint64_t selected_bytes =
+    0;                         ///< of a row in a layer: what of them travels is attended after the hits; 0: not known
   bool smallest_first = true;  ///< rows of a recall travel by rising number of blocks; else in the recall's order
 
-  [[nodiscard]] bool known() const noexcept { return per_pass.count() > 0 && link_bytes_per_second > 0.0; }
+  [[nodiscard]] bool known() const noexcept { return per_pass.count() > 0; }
 };
 
 }  // namespace pulseinfer

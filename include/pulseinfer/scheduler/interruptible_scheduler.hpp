@@ -3,6 +3,7 @@
 /// Rows whose blocks travel are parked at their layer while others run, where that gains more than the pass that it costs.
 
 #include <pulseinfer/concepts/layer_scheduler.hpp>
+#include <pulseinfer/scheduler/cohort_planner.hpp>
 #include <pulseinfer/scheduler/decode_profile.hpp>
 #include <pulseinfer/scheduler/visit_order.hpp>
 #include <pulseinfer/types.hpp>
@@ -16,13 +17,13 @@
 
 namespace pulseinfer {
 
-/// With a `profile` it predicts: from the misses that rows have posted, when each will have landed; from its own decisions, when
-/// the device will be free; from earlier steps, what the next layers will bring. Whenever the device is about to be free it
-/// weighs who goes next: all rows of a layer once the last of them has landed, or a part that lands earlier. Those left behind
-/// need a pass of their own, which reads the layer's weights once more, but the link goes on meanwhile. For each choice it
-/// follows a simple rule for some layers and takes the one that brings all rows through them soonest. Rows that are ready wait
-/// until the device needs work: more of them have landed by then. Rows merge where they meet; nobody is more than a layer ahead
-/// of others for long, and none is left late.
+/// With a `profile` it follows a plan for the whole step. Three cohorts of rows go through the layers; the plan says which of them
+/// make the next pass, together where they stand at one layer. One that goes alone reads the layer's weights once more, but the
+/// link goes on meanwhile, and cohorts that are some layers apart bring one's heavy layer beside another's light ones. A
+/// cohort_planner looks for the plan, a little in each decision, from what layers and rows brought in earlier steps; each step
+/// follows the newest one. Who belongs to which cohort is drawn wherever cohorts that came into a layer together part: those that
+/// land first are the first. Where all of a recall's rows go on, the stream waits for it; where a part does, the host. Rows that
+/// do not stand where the plan has them (retried, entered apart) make the rest of the step a lockstep. Nobody is left late.
 ///
 /// Without one it is simple. The lowest layer that has ready rows runs, with all of its ready rows: rows behind the others catch
 /// up as soon as they can, and merge where they meet. Rows that must finish go first. With nothing ready the step sleeps. Where
@@ -39,11 +40,11 @@ struct interruptible_scheduler {
   /// With nothing ready and more than this to wait, the step ends and leaves its rows late, unless one of them must finish.
   /// The default never leaves a row late.
   nanoseconds late_after = nanoseconds::max();
-  decode_profile profile = {};
-  std::uint32_t layers = 0;  ///< of the model; used with a profile
+  decode_profile profile = {};  ///< with fewer than three rows all go together
+  std::uint32_t layers = 0;     ///< of the model; used with a profile
 
   static constexpr std::size_t most_rows = 512;  ///< more than these in a step are scheduled without the profile
-  static constexpr std::size_t most_layers = 256;
+  static constexpr std::size_t most_layers = cohort_plan::most_layers;
 
   /// @param chosen [rows.size()], written in the order of `rows`
   decision decide(
@@ -51,7 +52,8 @@ struct interruptible_scheduler {
   {
     if (rows.empty()) { return {.kind = decision_kind::end_step}; }
     bool const fits = rows.size() <= most_rows && layers > 0 && layers <= most_layers;
-    if (profile.known() && fits && knows(rows)) { return plan(rows, now, chosen); }
+    rate_ = profile.link_bytes_per_second > 0.0 ? profile.link_bytes_per_second : link.bytes_per_second;
+    if (profile.known() && rate_ > 0.0 && fits && knows(rows)) { return plan(rows, now, chosen); }
     return decide_simply(rows, link, chosen);
   }
 
@@ -59,22 +61,35 @@ struct interruptible_scheduler {
   struct row_memory {
     nanoseconds entered{-1};  ///< what was predicted is for this entry of a layer
     double lands = 0.0;
-    double work = 0.0;    ///< what had been enqueued on the device up to the row's plan
     double weight = 1.0;  ///< its bytes in earlier layers, over those of its layer's mean row
+    std::uint8_t cohort = 0;
+  };
+  struct cohort_memory {
+    std::uint32_t layer = 1;                   ///< at which its rows stand
+    std::uint8_t together = cohort_plan::all;  ///< cohorts that share its recall, who belongs to which is not drawn yet
+    std::uint8_t after = 0;                    ///< cohorts of its recall that land later
+    double first_part = 0.0;  ///< of a recall's bytes, in the layer where it was drawn; 0: not known yet
+    double later_part = 0.0;  ///< in other layers
   };
 
   std::array<row_memory, most_rows> memory_ = {};
+  std::array<cohort_memory, cohort_plan::cohorts> cohorts_ = {};
   std::array<std::uint32_t, most_rows> fresh_ = {};
   std::array<std::uint32_t, most_rows> sorted_ = {};
   std::array<std::uint32_t, 258> buckets_ = {};
   std::array<double, most_layers> row_time_ = {};  ///< link time of one row, by layer, from earlier steps
   double link_free_ = 0.0;
-  double device_free_ = 0.0;
-  double enqueued_ = 0.0;
+  double rate_ = 0.0;  ///< of the link, bytes a second
+  cohort_planner planner_ = {};
+  cohort_plan found_ = {};
+  cohort_plan plan_ = {};
+  std::uint32_t next_ = 0;  ///< of plan_
+  std::uint32_t steps_ = 0;
+  bool has_found_ = false;
+  bool follows_ = false;  ///< the rows of this step stand where the plan has them
 
  private:
   static constexpr nanoseconds unknown = nanoseconds::max();
-  static constexpr std::uint32_t most_groups = 16;
 
   // -- without a profile
 
@@ -82,7 +97,7 @@ struct interruptible_scheduler {
     std::span<scheduler_row const> rows, link_state const& link, std::span<row_id> chosen) const noexcept
   {
     nanoseconds const wait = predicted_wait(link);
-    bool const waits_on_stream = wait <= min_split_gain && wait != unknown;
+    bool const waits_on_stream = min_split_gain.count() > 0 && wait <= min_split_gain && wait != unknown;
     layer_id ready = none<layer_id>;       // lowest layer with a ready row
     layer_id urgent = none<layer_id>;      // lowest layer with a ready row that must finish
     layer_id travelling = none<layer_id>;  // lowest layer with a row whose blocks travel
@@ -139,33 +154,37 @@ struct interruptible_scheduler {
       rows, [&](scheduler_row const& row) { return to_index(row.row) < most_rows && to_index(row.layer) < layers; });
   }
 
-  [[nodiscard]] double per_row() const noexcept { return static_cast<double>(profile.per_row.count()); }
-  [[nodiscard]] double per_pass() const noexcept { return static_cast<double>(profile.per_pass.count()); }
-  [[nodiscard]] double hits_of(double rows) const noexcept
-  {
-    return static_cast<double>(profile.per_hits.count()) + static_cast<double>(profile.per_row_hits.count()) * rows;
-  }
-  [[nodiscard]] double pass_of(double rows) const noexcept { return per_pass() + per_row() * rows; }
-
-  /// Predicts the landings of rows whose plan has come.
+  /// Predicts the landings of rows whose plan has come, recall after recall, and learns what their layer brings.
   void note_plans(std::span<scheduler_row const> rows, double now) noexcept
   {
     double const planned = now - static_cast<double>(profile.wake.count());
-    std::uint32_t fresh = 0;
-    double work = 0.0;
-    for (std::uint32_t i = 0; i < rows.size(); ++i) {
-      scheduler_row const& row = rows[i];
-      row_memory& memory = memory_[to_index(row.row)];
-      if (row.phase == row_phase::selecting || memory.entered == row.entered) { continue; }
-      memory.entered = row.entered;
-      memory.lands = planned;
-      work = std::max(work, memory.work);
-      fresh_[fresh++] = i;
+    for (;;) {
+      std::uint32_t fresh = 0;
+      nanoseconds first = nanoseconds::max();
+      for (scheduler_row const& row : rows) {
+        if (is_fresh(row)) { first = std::min(first, row.entered); }
+      }
+      for (std::uint32_t i = 0; i < rows.size(); ++i) {
+        if (is_fresh(rows[i]) && rows[i].entered == first) { fresh_[fresh++] = i; }
+      }
+      if (fresh == 0) { return; }
+      for (std::uint32_t i = 0; i < fresh; ++i) {
+        row_memory& memory = memory_[to_index(rows[fresh_[i]].row)];
+        memory.entered = first;
+        memory.lands = planned;
+      }
+      learn(rows, fresh);
+      predict(rows, fresh, planned);
     }
-    if (fresh == 0) { return; }
-    // What stands behind the plan on the device is still to be done.
-    device_free_ = planned + (enqueued_ - work);
-    learn(rows, fresh);
+  }
+
+  [[nodiscard]] bool is_fresh(scheduler_row const& row) const noexcept
+  {
+    return row.phase != row_phase::selecting && memory_[to_index(row.row)].entered != row.entered;
+  }
+
+  void predict(std::span<scheduler_row const> rows, std::uint32_t fresh, double planned) noexcept
+  {
     if (profile.smallest_first) { sort_by_misses(rows, fresh); }
     double at = std::max(planned, link_free_) + static_cast<double>(profile.per_recall.count());
     bool moves = false;
@@ -176,7 +195,7 @@ struct interruptible_scheduler {
       for (std::uint32_t i = first; i < end; ++i) { bytes += static_cast<double>(rows[fresh_[i]].bytes); }
       if (bytes == 0.0) { continue; }
       if (moves) { at += static_cast<double>(profile.per_landing.count()); }
-      at += bytes * 1e9 / profile.link_bytes_per_second;
+      at += bytes * 1e9 / rate_;
       moves = true;
       for (std::uint32_t i = first; i < end; ++i) {
         if (rows[fresh_[i]].misses != 0) { memory_[to_index(rows[fresh_[i]].row)].lands = at; }
@@ -192,9 +211,9 @@ struct interruptible_scheduler {
       bytes += static_cast<double>(rows[fresh_[i]].bytes);
       weights += memory_[to_index(rows[fresh_[i]].row)].weight;
     }
-    double const time = bytes * 1e9 / profile.link_bytes_per_second / weights;
+    double const time = bytes * 1e9 / rate_ / weights;
     double& known = row_time_[to_index(rows[fresh_[0]].layer)];
-    known = known == 0.0 ? time : known + (time - known) * 0.25;
+    known = known == 0.0 ? time : known + (time - known) * layer_gain * fresh / static_cast<double>(rows.size());
     if (fresh < 2 || bytes == 0.0) { return; }
     // Rows of a part are held against one another: what they bring together is what they were expected to.
     for (std::uint32_t i = 0; i < fresh; ++i) {
@@ -217,288 +236,226 @@ struct interruptible_scheduler {
     std::copy_n(sorted_.begin(), fresh, fresh_.begin());
   }
 
-  /// Rows at one layer that land at about one time.
-  struct group {
-    double lands = 0.0;  ///< the last of them
-    double rows = 0.0;
-    double weight = 0.0;  ///< rows, by what they bring
-    std::uint32_t layer = 0;
-  };
+  // planning
 
-  /// What the scheduler expects: who stands where, when device and link are free.
-  struct outlook {
-    std::array<group, most_groups> groups = {};
-    std::uint32_t count = 0;
-    double free = 0.0;
-    double link_free = 0.0;
-    double finished = 0.0;  ///< when the last rows went through the last layer that is looked at
+  /// Rows of a cohort, of `count`.
+  [[nodiscard]] static std::uint32_t cohort_rows(std::uint32_t cohort, std::uint32_t count) noexcept
+  {
+    auto const until = [&](std::uint32_t c) { return (count * cohort_cuts[c] + 50) / 100; };
+    return until(cohort + 1) - until(cohort);
+  }
 
-    void add(group const& g) noexcept
-    {
-      if (count < most_groups) {
-        groups[count++] = g;
-        return;
-      }
-      // No place: it joins another group of its layer, or the last one.
-      group* into = &groups.back();
-      for (group& other : groups) { into = other.layer == g.layer ? &other : into; }
-      into->rows += g.rows;
-      into->weight += g.weight;
-      into->lands = std::max(into->lands, g.lands);
+  [[nodiscard]] cohort_costs costs(std::uint32_t rows) const noexcept
+  {
+    auto const us = [](auto time) { return static_cast<float>(static_cast<double>(time.count()) / 1e3); };
+    cohort_costs c{
+      .layers = layers,
+      .per_pass = us(profile.per_pass),
+      .per_row = us(profile.per_row),
+      .per_hits = us(profile.per_hits),
+      .per_row_hits = us(profile.per_row_hits),
+      .per_recall = us(profile.per_recall),
+      .resume = us(profile.resume),
+      .wake = us(profile.wake)};
+    if constexpr (!hits_first) {
+      c.per_row += c.per_row_hits;
+      c.per_row_hits = c.per_hits = 0.0F;
     }
-  };
+    for (std::uint32_t i = 0; i < cohort_plan::cohorts; ++i) {
+      c.rows[i] = static_cast<float>(cohort_rows(i, rows));
+      cohort_memory const& cohort = cohorts_[i];
+      bool const known = cohort.first_part > 0.0;
+      c.first_part[i] = static_cast<float>(known ? cohort.first_part : guessed_first[i]);
+      c.later_part[i] = static_cast<float>(known ? cohort.later_part : guessed_later[i]);
+    }
+    double const landings = profile.per_landing.count() == 0 ? 0.0
+                                                             : static_cast<double>(profile.per_landing.count()) *
+        (static_cast<double>(rows) / std::max(profile.rows_per_landing, 1U) - 1.0);
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      c.travel[l] = static_cast<float>((row_time_[l] * rows + std::max(landings, 0.0)) / 1e3);
+      double const selected = static_cast<double>(profile.selected_bytes) * 1e9 / rate_;
+      c.missing[l] = selected > 0.0 ? static_cast<float>(std::min(row_time_[l] / selected, 1.0)) : 0.0F;
+    }
+    return c;
+  }
+
+  void begin_step(std::span<scheduler_row const> rows) noexcept
+  {
+    if (has_found_) { plan_ = found_; }
+    if (plan_.count == 0) { plan_ = cohort_plan::together(layers); }
+    has_found_ = false;
+    next_ = 0;
+    follows_ = true;
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      cohorts_[c].layer = 0;
+      cohorts_[c].together = cohort_plan::all;
+      cohorts_[c].after = later_of(cohort_plan::all, c);
+    }
+    for (scheduler_row const& row : rows) { memory_[to_index(row.row)].cohort = 0; }
+    ++steps_;
+    if (steps_ > 1 && !planner_.active() && rows.size() >= cohort_plan::cohorts) {
+      planner_.begin(costs(static_cast<std::uint32_t>(rows.size())));
+    }
+  }
+
+  [[nodiscard]] static std::uint8_t later_of(std::uint32_t cohorts, std::uint32_t cohort) noexcept
+  {
+    return static_cast<std::uint8_t>(cohorts & ~((2U << cohort) - 1U));
+  }
+
+  void think() noexcept
+  {
+    if (!planner_.active() || !planner_.work(states_per_decision)) { return; }
+    float time = 0;
+    found_ = planner_.take(time);
+    has_found_ = true;
+  }
 
   decision plan(std::span<scheduler_row const> rows, nanoseconds now, std::span<row_id> chosen) noexcept
   {
     auto const time = static_cast<double>(now.count());
     note_plans(rows, time);
-    outlook const seen = look(rows, time);
-    bool all_ready = true;
-    for (scheduler_row const& row : rows) { all_ready = all_ready && row.phase == row_phase::ready; }
-    double const margin = 2.0 * static_cast<double>(profile.wake.count());
-    if (!all_ready && time + margin < seen.free) { return wait_until(seen.free - margin, time); }
-
-    // Each part of each layer that could go next, and what follows from it.
-    std::uint32_t lowest = seen.groups[0].layer, highest = lowest;
-    for (std::uint32_t i = 0; i < seen.count; ++i) {
-      lowest = std::min(lowest, seen.groups[i].layer);
-      highest = std::max(highest, seen.groups[i].layer);
-    }
-    double best = 0.0;
-    group choice = {};
-    bool whole = false;
-    for (std::uint32_t i = 0; i < seen.count; ++i) {
-      group part{.lands = seen.groups[i].lands, .rows = 0.0, .layer = seen.groups[i].layer};
-      if (part.layer > lowest + most_lead) { continue; }
-      double rest = 0.0;
-      for (std::uint32_t j = 0; j < seen.count; ++j) {
-        group const& g = seen.groups[j];
-        if (g.layer != part.layer) { continue; }
-        (g.lands <= part.lands ? part.rows : rest) += g.rows;
-      }
-      if (rest > 0.0 && part.rows < least_part * static_cast<double>(rows.size())) { continue; }
-      double const value = worth(seen, part, rest == 0.0, highest);
-      if (choice.rows == 0.0 || value < best) {
-        best = value;
-        choice = part;
-        whole = rest == 0.0;
-      }
-    }
-    return carry_out(rows, choice, whole, time, chosen);
-  }
-
-  /// When all rows will be through the layers ahead, if this part goes next. Several distances are looked at: what a choice
-  /// gains at once, and what it leads to.
-  [[nodiscard]] double worth(outlook const& seen, group const& part, bool whole, std::uint32_t highest) const noexcept
-  {
-    double const delay = static_cast<double>((whole ? profile.resume : profile.wake).count());
-    double const begin = std::max(seen.free, part.lands + (part.lands > seen.free ? delay : 0.0));
-    double sum = 0.0;
-    for (std::uint32_t ahead = 1; ahead <= look_ahead; ++ahead) {
-      std::uint32_t const end = std::min(highest + ahead, layers - 1);
-      outlook after = seen;
-      pass(after, part.layer, begin, part.lands, end);
-      sum += finish(after, end);
-    }
-    return sum;
-  }
-
-  [[nodiscard]] static decision wait_until(double when, double now) noexcept
-  {
-    return {.kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(std::max(when, now + 100.0))}};
-  }
-
-  /// When the row's blocks have landed, as far as that is known: what has landed has, what has not will.
-  [[nodiscard]] double landing(scheduler_row const& row, double now) const noexcept
-  {
-    double const predicted = memory_[to_index(row.row)].lands;
-    return row.phase == row_phase::ready ? std::min(predicted, now) : std::max(predicted, now + 500.0);
-  }
-
-  /// The rows by layer and landing; those whose misses are not known yet by what their layer brought before.
-  [[nodiscard]] outlook look(std::span<scheduler_row const> rows, double now) noexcept
-  {
-    outlook seen;
-    seen.free = std::max(device_free_, now);
-    seen.link_free = link_free_;
-    std::uint32_t lowest = static_cast<std::uint32_t>(to_index(rows[0].layer));
+    think();
+    bool starts = std::ranges::all_of(cohorts_, [](cohort_memory const& c) { return c.layer > 0; });
+    for (scheduler_row const& row : rows) { starts = starts && to_index(row.layer) == 0; }
+    if (starts) { begin_step(rows); }
     for (scheduler_row const& row : rows) {
-      lowest = std::min(lowest, static_cast<std::uint32_t>(to_index(row.layer)));
+      follows_ = follows_ && to_index(row.layer) == cohorts_[memory_[to_index(row.row)].cohort].layer;
     }
-    // Rows that select: one recall each time, which begins when the device comes to it.
-    for (scheduler_row const& row : rows) {
-      if (row.phase != row_phase::selecting) { continue; }
-      double const planned = device_free_ - (enqueued_ - memory_[to_index(row.row)].work);
-      seen.link_free = std::max(seen.link_free, planned) + row_time_[to_index(row.layer)];
-      memory_[to_index(row.row)].lands = seen.link_free;
-    }
-    struct span_of_layer {
-      double first = 1e300;
-      double last = 0.0;
-    };
-    std::array<span_of_layer, most_lead + 2> spans = {};
-    auto const place = [&](scheduler_row const& row) {
-      return std::min<std::size_t>(to_index(row.layer) - lowest, spans.size() - 1);
-    };
-    auto const lands = [&](scheduler_row const& row) { return landing(row, now); };
-    for (scheduler_row const& row : rows) {
-      span_of_layer& s = spans[place(row)];
-      double const at = std::max(lands(row), seen.free);
-      s.first = std::min(s.first, at);
-      s.last = std::max(s.last, at);
-    }
-    std::array<std::array<group, parts>, most_lead + 2> found = {};
-    for (scheduler_row const& row : rows) {
-      std::size_t const layer = place(row);
-      span_of_layer const& s = spans[layer];
-      double const at = std::max(lands(row), seen.free);
-      // Those that land before the device is free are one part.
-      std::size_t const part = at <= seen.free || s.last <= s.first ? 0
-                                                                    : 1 +
-          std::min<std::size_t>(static_cast<std::size_t>((at - s.first) / (s.last - s.first) * (parts - 1)), parts - 2);
-      group& g = found[layer][part];
-      g.layer = static_cast<std::uint32_t>(to_index(row.layer));
-      g.rows += 1.0;
-      g.weight += memory_[to_index(row.row)].weight;
-      g.lands = std::max(g.lands, lands(row));
-    }
-    for (auto const& layer : found) {
-      for (group const& g : layer) {
-        if (g.rows > 0.0) { seen.add(g); }
-      }
-    }
-    return seen;
-  }
-
-  /// The rows of a layer that have landed by `landed` make a pass of it that begins at `begin`.
-  void pass(outlook& o, std::uint32_t layer, double begin, double landed, std::uint32_t end) const noexcept
-  {
-    double rows = 0.0, weight = 0.0;
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < o.count; ++i) {
-      group const g = o.groups[i];
-      if (g.layer == layer && g.lands <= landed) {
-        rows += g.rows;
-        weight += g.weight;
-      } else {
-        o.groups[kept++] = g;
-      }
-    }
-    o.count = kept;
-    double const through = begin + pass_of(rows);
-    o.free = through;
-    if (layer >= end) {
-      o.finished = std::max(o.finished, through);
-      if (layer + 1 < layers) { o.free += hits_of(rows); }
-      return;
-    }
-    o.free += hits_of(rows);
-    double const travel = row_time_[layer + 1] * weight;
-    double const first = std::max(through, o.link_free) + static_cast<double>(profile.per_recall.count());
-    o.link_free = first + travel;
-    if (travel > per_pass() && o.count + 2 < most_groups) {
-      o.add(
-        {.lands = first + travel * early_bytes,
-         .rows = rows * early_rows,
-         .weight = weight * early_bytes,
-         .layer = layer + 1});
-      o.add(
-        {.lands = first + travel,
-         .rows = rows * (1.0 - early_rows),
-         .weight = weight * (1.0 - early_bytes),
-         .layer = layer + 1});
-    } else {
-      o.add({.lands = first + travel, .rows = rows, .weight = weight, .layer = layer + 1});
-    }
-  }
-
-  /// When all rows will be through layer `end`, with a simple rule for who goes next.
-  [[nodiscard]] double finish(outlook& o, std::uint32_t end) const noexcept
-  {
-    while (o.count > 0) {
-      std::uint32_t lowest = ~0U, ahead = ~0U;
-      double lowest_lands = 0.0, ahead_lands = 0.0;
-      for (std::uint32_t i = 0; i < o.count; ++i) {
-        if (o.groups[i].layer < lowest) { lowest = o.groups[i].layer; }
-      }
-      if (lowest > end) { break; }
-      lowest_lands = ahead_lands = 1e300;
-      for (std::uint32_t i = 0; i < o.count; ++i) {
-        group const& g = o.groups[i];
-        if (g.layer == lowest) {
-          lowest_lands = std::min(lowest_lands, g.lands);
-        } else if (g.layer <= end && g.lands < ahead_lands) {
-          ahead = g.layer;
-          ahead_lands = g.lands;
+    while (follows_ && next_ < plan_.count) {
+      std::uint32_t const mask = plan_.passes[next_];
+      if (splits_undrawn(mask)) {
+        std::uint32_t const together = undrawn(mask);
+        for (scheduler_row const& row : rows) {
+          if (belongs(row, together) && row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
         }
+        draw(rows, together);
       }
-      std::uint32_t layer = lowest;
-      double begin = std::max(o.free, lowest_lands);
-      // Those ahead go on while the device would be idle.
-      if (lowest_lands > o.free && ahead != ~0U && std::max(o.free, ahead_lands) + pass_of(1.0) <= lowest_lands) {
-        layer = ahead;
-        begin = std::max(o.free, ahead_lands);
-      }
-      // Waiting a little for more rows is cheaper than a pass of their own.
-      for (bool more = true; more;) {
-        more = false;
-        for (std::uint32_t i = 0; i < o.count; ++i) {
-          group const& g = o.groups[i];
-          if (g.layer == layer && g.lands > begin && g.lands - begin <= per_pass()) {
-            begin = g.lands;
-            more = true;
-          }
-        }
-      }
-      pass(o, layer, begin, begin, end);
+      bool any = false;
+      for (scheduler_row const& row : rows) { any = any || belongs(row, mask); }
+      if (any) { return carry_out(rows, mask, time, chosen); }
+      advance(mask);
     }
-    return o.finished;
+    return lockstep(rows, chosen);
   }
 
-  /// Runs the layer's rows that land by choice.lands, or waits for them.
+  [[nodiscard]] bool belongs(scheduler_row const& row, std::uint32_t mask) const noexcept
+  {
+    return (mask >> memory_[to_index(row.row)].cohort & 1U) != 0;
+  }
+
+  /// Cohorts that came into their layer together with one of these.
+  [[nodiscard]] std::uint32_t undrawn(std::uint32_t mask) const noexcept
+  {
+    std::uint32_t all = 0;
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      all |= (mask >> c & 1U) != 0 ? cohorts_[c].together : 0U;
+    }
+    return all;
+  }
+  [[nodiscard]] bool splits_undrawn(std::uint32_t mask) const noexcept { return (undrawn(mask) & ~mask) != 0; }
+
+  /// Says which rows of a recall belong to which of the cohorts: in the order in which they land.
+  void draw(std::span<scheduler_row const> rows, std::uint32_t together) noexcept
+  {
+    std::uint32_t count = 0;
+    double bytes = 0.0, weights = 0.0;
+    for (std::uint32_t i = 0; i < rows.size(); ++i) {
+      if (!belongs(rows[i], together)) { continue; }
+      sorted_[count++] = i;
+      bytes += static_cast<double>(rows[i].bytes);
+      weights += memory_[to_index(rows[i].row)].weight;
+    }
+    std::sort(sorted_.begin(), sorted_.begin() + count, [&](std::uint32_t a, std::uint32_t b) {
+      double const x = memory_[to_index(rows[a].row)].lands, y = memory_[to_index(rows[b].row)].lands;
+      return x != y ? x < y : a < b;
+    });
+    std::uint32_t shares = 0;
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      if ((together >> c & 1U) != 0) { shares += cohort_cuts[c + 1] - cohort_cuts[c]; }
+    }
+    std::uint32_t placed = 0, sum = 0;
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      if ((together >> c & 1U) == 0) { continue; }
+      sum += cohort_cuts[c + 1] - cohort_cuts[c];
+      std::uint32_t const end = (count * sum + shares / 2) / shares;
+      double own_bytes = 0.0, own_weight = 0.0;
+      for (; placed < end; ++placed) {
+        scheduler_row const& row = rows[sorted_[placed]];
+        memory_[to_index(row.row)].cohort = static_cast<std::uint8_t>(c);
+        own_bytes += static_cast<double>(row.bytes);
+        own_weight += memory_[to_index(row.row)].weight;
+      }
+      cohort_memory& cohort = cohorts_[c];
+      cohort.together = static_cast<std::uint8_t>(1U << c);
+      cohort.after = later_of(together, c);
+      if (together == cohort_plan::all && bytes > 0.0) {
+        double const gain = cohort.first_part == 0.0 ? 1.0 : 0.1;
+        cohort.first_part += (own_bytes / bytes - cohort.first_part) * gain;
+        cohort.later_part += (own_weight / weights - cohort.later_part) * gain;
+      }
+    }
+  }
+
+  /// The cohorts have gone through a layer.
+  void advance(std::uint32_t mask) noexcept
+  {
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      if ((mask >> c & 1U) == 0) { continue; }
+      ++cohorts_[c].layer;
+      cohorts_[c].together = static_cast<std::uint8_t>(mask);
+      cohorts_[c].after = later_of(mask, c);
+    }
+    ++next_;
+  }
+
+  /// Runs the cohorts' rows, on a wait of the stream where nothing else is behind their recalls, or waits for them.
   decision carry_out(
-    std::span<scheduler_row const> rows, group const& choice, bool whole, double now, std::span<row_id> chosen) noexcept
+    std::span<scheduler_row const> rows, std::uint32_t mask, double now, std::span<row_id> chosen) noexcept
   {
-    auto const layer = static_cast<layer_id>(choice.layer);
-    bool missing = false;
-    for (scheduler_row const& row : rows) {
-      bool const wanted = row.layer == layer && (whole || landing(row, now) <= choice.lands);
-      missing = missing || (wanted && row.phase != row_phase::ready);
-      if (wanted && row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
+    bool by_host = false;
+    for (std::uint32_t c = 0; c < cohort_plan::cohorts; ++c) {
+      by_host = by_host || ((mask >> c & 1U) != 0 && (cohorts_[c].after & ~mask) != 0);
     }
-    // The stream waits for the last landing of a layer; one that is far off leaves time to think again.
-    if (missing && (!whole || choice.lands > now + commit_ahead)) {
-      return wait_until(whole ? choice.lands - commit_ahead : choice.lands + 500.0, now);
-    }
-    decision made{.kind = decision_kind::run, .layer = layer};
+    decision made{.kind = decision_kind::run};
     double lands = 0.0;
     for (scheduler_row const& row : rows) {
-      bool const travels = row.phase != row_phase::ready;
-      if (row.layer != layer || (!whole && (travels || landing(row, now) > choice.lands))) { continue; }
+      if (!belongs(row, mask)) { continue; }
+      if (row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
+      made.layer = row.layer;
+      made.enqueue_wait = made.enqueue_wait || row.phase != row_phase::ready;
+      if (row.phase != row_phase::ready) { lands = std::max(lands, memory_[to_index(row.row)].lands); }
       chosen[made.rows++] = row.row;
-      made.enqueue_wait = made.enqueue_wait || travels;
-      lands = std::max(lands, travels ? memory_[to_index(row.row)].lands : 0.0);
     }
-    double const begin =
-      std::max(device_free_, lands > 0.0 ? lands + static_cast<double>(profile.resume.count()) : now);
-    double const took = pass_of(made.rows);
-    enqueued_ += (begin - device_free_) + took;
-    for (std::uint32_t i = 0; i < made.rows; ++i) { memory_[to_index(chosen[i])].work = enqueued_; }
-    double const hits = to_index(layer) + 1 < layers ? hits_of(made.rows) : 0.0;
-    enqueued_ += hits;
-    device_free_ = begin + took + hits;
+    if (by_host && made.enqueue_wait) {
+      double const until = lands + 500.0 > now ? lands + 500.0 : now + 2000.0;
+      return {.kind = decision_kind::wait, .until = nanoseconds{static_cast<std::int64_t>(until)}};
+    }
+    advance(mask);
     return made;
   }
 
-  static constexpr std::uint32_t look_ahead = 3;  ///< layers beyond the highest at which rows stand
-  static constexpr std::uint32_t most_lead = 1;   ///< layers that some rows may be ahead of others
-  static constexpr std::size_t parts = 6;         ///< landings of a layer that are told apart
-  static constexpr double least_part = 0.35;      ///< of all rows, for a pass that leaves others of its layer behind
-  static constexpr double early_rows = 0.6;       ///< rows of a recall that travel first, in expectation,
-  static constexpr double early_bytes = 0.35;     ///< and their part of its bytes
-  static constexpr double weight_gain = 0.1;
-  static constexpr double commit_ahead =
-    30'000.0;  ///< a landing that is further off is not waited for on the stream yet
+  /// All rows of the lowest layer, once they have landed.
+  [[nodiscard]] static decision lockstep(std::span<scheduler_row const> rows, std::span<row_id> chosen) noexcept
+  {
+    decision made{.kind = decision_kind::run};
+    for (scheduler_row const& row : rows) { lower(made.layer, row.layer); }
+    for (scheduler_row const& row : rows) {
+      if (row.layer != made.layer) { continue; }
+      if (row.phase == row_phase::selecting) { return {.kind = decision_kind::wait}; }
+      made.enqueue_wait = made.enqueue_wait || row.phase != row_phase::ready;
+      chosen[made.rows++] = row.row;
+    }
+    return made;
+  }
+
+  /// Where the rows of cohorts end, in hundredths of all.
+  static constexpr std::array<std::uint32_t, cohort_plan::cohorts + 1> cohort_cuts = {0, 40, 70, 100};
+  static constexpr std::array<double, cohort_plan::cohorts> guessed_first = {0.18, 0.26, 0.56};
+  static constexpr std::array<double, cohort_plan::cohorts> guessed_later = {0.23, 0.29, 0.48};
+  static constexpr std::uint32_t states_per_decision = 8;
+  static constexpr double layer_gain = 0.1;
+  static constexpr double weight_gain = 0.03;
 };
 
 static_assert(layer_scheduler<interruptible_scheduler<visit_order::whole>>);

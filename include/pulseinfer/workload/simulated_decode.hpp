@@ -49,6 +49,11 @@ struct decode_result {
   /// landed, or in two, which read the weights twice and hide all else. No strict bound: a pass may hide the beginning of another
   /// layer's recall, which is not counted.
   nanoseconds in_order{0};
+  /// What no schedule goes below whose misses are known no earlier than their layer's queries, be it made with knowledge of all
+  /// that comes. A layer that all rows go through in one pass divides the step: what comes after it can't begin to travel before
+  /// its end. Between two of them every layer has two passes or more, and device and link are each busy for all that there is to
+  /// do, at best at the same time. The least over all choices of the layers that divide.
+  nanoseconds relaxed{0};
   nanoseconds owed{0};  ///< link time of what the last step left for later, less that of what was left before the first
   std::vector<nanoseconds> steps = {};
   std::uint64_t visits = 0;
@@ -100,6 +105,7 @@ struct decode_result {
     .wake = options.machine.control.wake,
     .rows_per_landing = options.rows_per_landing,
     .per_landing = options.counts.fused_gather ? nanoseconds{0} : options.machine.kernels.per_operation,
+    .selected_bytes = options.workload.budget_blocks * options.block_bytes,
     .smallest_first = options.counts.smallest_first};
   return scheduler;
 }
@@ -143,6 +149,8 @@ struct decode_notes {
   std::uint64_t waiting_before = 0;
   std::vector<std::uint64_t> in_layer = {};  ///< misses of the step
   nanoseconds in_order{0};
+  nanoseconds relaxed{0};
+  std::vector<double> until = {};      ///< the least time until a layer is through that divides the step
   std::vector<nanoseconds> ends = {};  ///< of the last step that is not measured, and of those that are
 
   void begin(row_id row)
@@ -169,10 +177,39 @@ struct decode_notes {
     return std::min(one, two);
   }
 
+  /// decode_result::relaxed of the step that has ended.
+  [[nodiscard]] double least_time(std::uint32_t rows)
+  {
+    auto const number = [](nanoseconds time) { return static_cast<double>(time.count()); };
+    std::size_t const layers = in_layer.size();
+    double const recall = number(per_recall), wake = number(resume);
+    double const all = number(engine.pass.rest(rows) + engine.pass.attention(rows) + engine.hits_launch);
+    double const twice = all + number(engine.pass.per_pass);
+    until.assign(layers + 1, 1e300);
+    until[0] = 0.0;
+    double least = 1e300;
+    for (std::size_t from = 0; from <= layers; ++from) {
+      double link = 0.0, device = 0.0;
+      for (std::size_t layer = from; layer < layers; ++layer) {
+        double const missing =
+          static_cast<double>(in_layer[layer]) / (static_cast<double>(rows) * generator->options().budget_blocks);
+        double const landed = number(engine.pass.attention(rows * std::min(missing, 1.0)));
+        link += recall + number(block_time * static_cast<std::int64_t>(in_layer[layer]));
+        double const pass = number(engine.pass.rest(rows)) + landed;
+        until[layer + 1] = std::min(until[layer + 1], until[from] + std::max(link + wake + pass, device + all));
+        device += twice;
+      }
+      double const last = from == layers ? 0.0 : link + wake + number(engine.pass.rest(1));
+      least = std::min(least, until[from] + std::max(last, device));
+    }
+    return least;
+  }
+
   void end(nanoseconds now, bool from_here)
   {
     if (measured) {
       chain += longest;
+      relaxed += nanoseconds{static_cast<std::int64_t>(least_time(generator->options().rows))};
       std::uint32_t const rows = generator->options().rows;
       double last = 0.0, last_demanded = 0.0;
       for (std::uint64_t const misses : in_layer) {
@@ -297,6 +334,7 @@ template <layer_scheduler Scheduler>
     result.compute = per_token * layers * static_cast<std::int64_t>(result.tokens);
     result.chain = notes.chain;
     result.in_order = std::max({notes.in_order, result.compute, result.chain});
+    result.relaxed = std::max({notes.relaxed, result.compute, result.chain});
     result.owed = foresight.block_time *
       (static_cast<std::int64_t>(workload.waiting_blocks()) - static_cast<std::int64_t>(notes.waiting_before));
     result.totals = difference(workload.totals(), notes.before);
