@@ -102,7 +102,7 @@ def draw_rules(table, path):
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "accuracy"
+    matplotlib.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     rows = [row for row in table["rows"] if row["comparison"] == "rules" and row["budget_tokens"] == 1024]
@@ -135,7 +135,7 @@ def draw_loop(loop, path):
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "accuracy"
+    matplotlib.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     pieces = loop["closed_loop"]["pieces"]

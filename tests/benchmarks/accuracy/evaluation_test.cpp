@@ -142,6 +142,47 @@ TEST_CASE("dense attention, its mass by blocks and attention over chosen blocks 
   }
 }
 
+TEST_CASE("digests of blocks whose keys are alike give the true shares, of blocks that are being filled too")
+{
+  attention_geometry const geometry{.query_heads = 4, .kv_heads = 2, .head_dim = 16};
+  constexpr std::uint32_t tokens = 77;
+  std::mt19937 random{9};
+  std::normal_distribution<float> normal;
+  std::vector<float> keys, queries;
+  for (std::uint32_t t = 0; t < tokens; ++t) {
+    for (std::size_t j = 0; j < 32; ++j) {
+      keys.push_back(t % 16 == 0 ? static_cast<float>(pulseinfer::half{normal(random)}) : keys[keys.size() - 32]);
+    }
+  }
+  for (std::size_t i = 0; i < std::size_t{5} * 64; ++i) { queries.push_back(normal(random)); }
+  layer_cache cache{geometry, 80};
+  cache.write(0, tokens, keys.data(), keys.data());
+  std::vector<std::uint32_t> const all{0, 1, 2, 3, 4};
+  share_table truth, estimated;
+  truth.resize(4, 5, 5);
+  estimated.resize(4, 5, 5);
+  dense_scratch scratch;
+  attend_densely(cache, queries.data(), tokens - 5, all, 16, &truth, nullptr, scratch);
+  for (auto const kind :
+       {digest_kind::cuboid_mean, digest_kind::min_max, digest_kind::mean_key, digest_kind::log_mass}) {
+    CAPTURE(name_of(kind));
+    configuration c = of_blocks(5);
+    c.digest = kind;
+    for (std::uint32_t const digest_tokens : {0U, 4U}) {
+      c.digest_tokens = digest_tokens;
+      layer_digests digests{geometry, c, 80};
+      digests.estimate(cache, queries.data(), tokens - 5, 5, all_heads, estimated);
+      for (std::uint32_t head = 0; head < 4; ++head) {
+        for (std::uint32_t i = 0; i < 5; ++i) {
+          for (std::uint32_t b = 0; b < 5; ++b) {
+            CHECK(double{estimated.row(head, i)[b]} == doctest::Approx(double{truth.row(head, i)[b]}).epsilon(1e-3));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a budget that holds everything, and layers that are all dense, change nothing")
 {
   scene s;
