@@ -44,6 +44,18 @@ __global__ void fill_random(T* values, std::uint64_t count, std::uint64_t seed)
   }
 }
 
+/// One thread that keeps a stream busy for so many nanoseconds, while the host enqueues what follows.
+static __global__ void keep_busy(std::uint64_t nanoseconds)
+{
+  std::uint64_t begin = 0;
+  std::uint64_t now = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(200);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+}
+
 /// A backend, a stream and device memory that ends with the process.
 class device_bench {
  public:
@@ -100,10 +112,15 @@ class device_bench {
       static_cast<void>(cudaGraphDestroy(graph_));
     }
 
-    /// Microseconds of a call.
-    [[nodiscard]] double run()
+    /// Microseconds of a call. `behind_work`: the stream is busy until all is enqueued, as in the midst of a step, so that the
+    /// way from the host to the device does not count.
+    [[nodiscard]] double run(bool behind_work = false)
     {
       require(on_->backend.synchronize(on_->stream), "synchronize");
+      if (behind_work) {
+        keep_busy<<<1, 1, 0, on_->stream.stream>>>(100000);
+        require(cudaGetLastError(), "keep_busy");
+      }
       require(cudaEventRecord(on_->events_[0], on_->stream.stream), "cudaEventRecord");
       require(cudaGraphLaunch(runnable_, on_->stream.stream), "cudaGraphLaunch");
       require(cudaEventRecord(on_->events_[1], on_->stream.stream), "cudaEventRecord");

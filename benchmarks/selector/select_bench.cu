@@ -3,6 +3,7 @@
 
 #include "../operation/device_bench.cuh"
 #include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/operation/score_blocks.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
@@ -176,6 +177,11 @@ class select_scene {
       .sink_blocks = 1,
       .recent_blocks = 16};
   }
+  [[nodiscard]] choose_blocks choose() const
+  {
+    return {
+      .choose = top_k(), .scores = table(), .votes = votes.as<float>(), .most_blocks = of.blocks, .favour = 1.28F};
+  }
   [[nodiscard]] resolve_blocks<lru> resolve(std::uint32_t call) const
   {
     std::uint32_t* const count = counts.as<std::uint32_t>();
@@ -298,6 +304,11 @@ constexpr auto whole = [](auto const& run, select_scene const& scene, std::uint3
   run(scene.vote());
   run(scene.top_k());
 };
+constexpr auto in_two = [](auto const& run, select_scene const& scene, std::uint32_t call) {
+  run(scene.score(call));
+  run(scene.choose());
+};
+constexpr auto choose_alone = [](auto const& run, select_scene const& scene, std::uint32_t) { run(scene.choose()); };
 constexpr auto score_alone = [](auto const& run, select_scene const& scene, std::uint32_t call) {
   run(scene.score(call));
 };
@@ -305,14 +316,15 @@ constexpr auto share_alone = [](auto const& run, select_scene const& scene, std:
 constexpr auto vote_alone = [](auto const& run, select_scene const& scene, std::uint32_t) { run(scene.vote()); };
 constexpr auto top_k_alone = [](auto const& run, select_scene const& scene, std::uint32_t) { run(scene.top_k()); };
 
-/// One graph of a selection and its resolve, timed by itself: the stream is idle before. Other queries, so other misses, each
+/// One graph of a selection and its resolve, timed by itself: the stream is idle before, or busy. Other queries, so other misses, each
 /// time; what misses has landed before the next.
-void select_and_resolve(benchmark::State& state, shape const& made)
+template <class Launch>
+void select_and_resolve(benchmark::State& state, shape const& made, Launch const& select, bool behind_work)
 {
   device_bench& on = shared_device();
   select_scene const scene{on, made};
   auto const launch = [&](std::uint32_t call) {
-    whole([&](auto const& op) { require(on.backend.launch(on.stream, op), op.name); }, scene, call);
+    select([&](auto const& op) { require(on.backend.launch(on.stream, op), op.name); }, scene, call);
     require(on.backend.launch(on.stream, scene.resolve(call)), "resolve");
   };
   for (std::uint32_t call = 0; call < 4; ++call) {  // leases fill
@@ -327,7 +339,7 @@ void select_and_resolve(benchmark::State& state, shape const& made)
     std::uint32_t misses = 0;
     for (std::uint32_t round = 0; round < 21; ++round) {
       scene.land(on);
-      times.push_back((round % 2 == 0 ? first : second).run());
+      times.push_back((round % 2 == 0 ? first : second).run(behind_work));
       misses = std::max(misses, scene.misses());
     }
     std::sort(times.begin(), times.end());
@@ -342,6 +354,7 @@ bool const registered = [] {
     for (std::uint32_t const rows : {1U, 16U, 64U}) {
       for (std::uint32_t const blocks : {2048U, 8192U, 65536U}) {
         add<own>("select/score+share+vote+top_k", {rows, blocks, heads}, whole);
+        if (blocks <= 8192U && heads == 1U) { add<own>("select/score+choose", {rows, blocks, heads}, in_two); }
       }
     }
   }
@@ -351,6 +364,8 @@ bool const registered = [] {
     add<own>("select/vote_blocks", made, vote_alone);
     add<own>("select/select_top_k", made, top_k_alone);
   }
+  add<own>("select/choose_blocks", shape{}, choose_alone);
+  add<own>("select/choose_blocks", shape{.rows = 1, .blocks = 4096}, choose_alone);
   add<generic>("select/generic_bodies", shape{}, whole);
   add<generic>("select/generic_bodies/score_blocks", shape{}, score_alone);
   add<generic>("select/generic_bodies/share_blocks", shape{}, share_alone);
@@ -358,12 +373,18 @@ bool const registered = [] {
   add<generic>("select/generic_bodies/select_top_k", shape{}, top_k_alone);
   for (std::uint32_t const rows : {1U, 8U}) {
     shape const made{.rows = rows, .blocks = 4096};
-    benchmark::RegisterBenchmark(
-      ("select/resolved/graph" + made.name()).c_str(),
-      [=](benchmark::State& state) { select_and_resolve(state, made); })
-      ->UseManualTime()
-      ->Iterations(1)
-      ->Unit(benchmark::kMicrosecond);
+    auto const add_resolved = [&](char const* name, auto const& select, bool behind_work) {
+      benchmark::RegisterBenchmark(
+        (std::string{"select/resolved/"} + name + made.name()).c_str(),
+        [=](benchmark::State& state) { select_and_resolve(state, made, select, behind_work); })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMicrosecond);
+    };
+    add_resolved("graph", in_two, false);
+    add_resolved("behind_work/graph", in_two, true);
+    add_resolved("five_launches/graph", whole, false);
+    add_resolved("five_launches/behind_work/graph", whole, true);
   }
   return true;
 }();

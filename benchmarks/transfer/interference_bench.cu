@@ -26,18 +26,26 @@ __global__ void fill_bfloats(__nv_bfloat16* values, std::uint64_t count)
   }
 }
 
+/// [m, k] times [k, n].
+struct product_shape {
+  char const* name;
+  std::uint32_t m, n, k;
+  bool by_columns = true;  ///< the weights' columns lie together, as [n, k]; else their rows
+};
+
 /// Work on a low-priority stream, as a model's.
 class neighbour {
  public:
-  neighbour(recall_store& made, std::uint32_t m, std::uint32_t n, std::uint32_t k)
-    : rows{m},
-      columns{n},
-      depth{k},
+  neighbour(recall_store& made, product_shape const& shape)
+    : rows{shape.m},
+      columns{shape.n},
+      depth{shape.k},
+      by_columns{shape.by_columns},
       stream{made.backend.create_stream(stream_priority::low)},
       backend_{&made.backend},
-      a_{made.backend, memory_space::device, std::uint64_t{m} * k * 2},
-      b_{made.backend, memory_space::device, std::uint64_t{n} * k * 2},
-      c_{made.backend, memory_space::device, std::uint64_t{m} * n * 2}
+      a_{made.backend, memory_space::device, std::uint64_t{shape.m} * shape.k * 2},
+      b_{made.backend, memory_space::device, std::uint64_t{shape.n} * shape.k * 2},
+      c_{made.backend, memory_space::device, std::uint64_t{shape.m} * shape.n * 2}
   {
     for (slab<cuda_backend>* const part : {&a_, &b_}) {
       fill_bfloats<<<1024, 256, 0, stream.stream>>>(part->as<__nv_bfloat16>(), part->bytes() / 2);
@@ -60,9 +68,10 @@ class neighbour {
     float const one = 1.0F;
     float const zero = 0.0F;
     cublasStatus_t const done = cublasGemmEx(
-      blas_, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(columns), static_cast<int>(rows), static_cast<int>(depth), &one,
-      b_.data(), CUDA_R_16BF, static_cast<int>(depth), a_.data(), CUDA_R_16BF, static_cast<int>(depth), &zero,
-      c_.data(), CUDA_R_16BF, static_cast<int>(columns), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+      blas_, by_columns ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, static_cast<int>(columns), static_cast<int>(rows),
+      static_cast<int>(depth), &one, b_.data(), CUDA_R_16BF, static_cast<int>(by_columns ? depth : columns), a_.data(),
+      CUDA_R_16BF, static_cast<int>(depth), &zero, c_.data(), CUDA_R_16BF, static_cast<int>(columns),
+      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (done != CUBLAS_STATUS_SUCCESS) { require(cudaErrorUnknown, "cublasGemmEx"); }
   }
   /// Microseconds of one, of `count` in a row.
@@ -83,6 +92,7 @@ class neighbour {
   }
 
   std::uint32_t rows, columns, depth;
+  bool by_columns;
   cuda_backend::stream_ref stream;
   cudaEvent_t events[2] = {};
 
@@ -94,11 +104,10 @@ class neighbour {
 
 /// Recalls without a pause on the high-priority stream while the products run: each works at least as long as the other.
 template <class Recall>
-void beside(
-  benchmark::State& state, std::uint32_t m, std::uint32_t n, std::uint32_t k, std::uint64_t volume, Recall recall)
+void beside(benchmark::State& state, product_shape const& shape, std::uint64_t volume, Recall recall)
 {
   recall_store& store = shared_store();
-  neighbour product{store, m, n, k};
+  neighbour product{store, shape};
   require(store.backend.synchronize(), "synchronize");
   double const alone = product.run(20);
   double const contiguous = store.time_contiguous(volume, 1);
@@ -142,45 +151,54 @@ void beside(
 }
 
 bool const registered = [] {
-  struct product {
-    char const* name;
-    std::uint32_t m, n, k;
+  auto const add = [](std::string const& name, product_shape const& p, std::uint64_t fragment, auto recall) {
+    std::string const full = "transfer/interference/" + name + "/" + p.name + "/fragment:" + std::to_string(fragment);
+    benchmark::RegisterBenchmark(
+      full.c_str(),
+      [=](benchmark::State& state) {
+        recall_store& store = shared_store();
+        random_plan const plan{store, fragment, 64 * mib, 5, false, memory_space::device};
+        beside(state, p, 64 * mib, [&] { recall(store, plan.ref()); });
+      })
+      ->UseManualTime()
+      ->Iterations(1)
+      ->Unit(benchmark::kMicrosecond);
   };
-  for (product const& p : {product{"decode_gemm", 64, 28672, 8192}, product{"gemm_8192", 8192, 8192, 8192}}) {
-    for (std::uint64_t const fragment : {std::uint64_t{4096}, std::uint64_t{65536}}) {
-      std::string const end = std::string{p.name} + "/fragment:" + std::to_string(fragment);
-      for (std::uint32_t const groups : {4U, 6U, 8U, 12U}) {
-        benchmark::RegisterBenchmark(
-          ("transfer/interference/gather_blocks:" + std::to_string(groups) + "/" + end).c_str(),
-          [=](benchmark::State& state) {
-            recall_store& store = shared_store();
-            random_plan const plan{store, fragment, 64 * mib, 5, false, memory_space::device};
-            beside(state, p.m, p.n, p.k, 64 * mib, [&] {
-              require(
-                store.backend.launch(
-                  store.stream, gather_blocks{.plan = plan.ref(), .first_row = 0, .row_count = 1, .groups = groups}),
-                "gather");
-            });
-          })
-          ->UseManualTime()
-          ->Iterations(1)
-          ->Unit(benchmark::kMicrosecond);
+  auto const gather = [](std::uint32_t groups, std::uint64_t paused) {
+    return [=](recall_store& store, recall_plan_ref const& plan) {
+      require(
+        store.backend.launch(
+          store.stream, gather_blocks{.plan = plan, .first_row = 0, .row_count = 1, .groups = groups}),
+        "gather");
+      if (paused > 0) {
+        keep_busy<<<1, 1, 0, store.stream.stream>>>(paused);
+        require(cudaGetLastError(), "pause");
       }
-      benchmark::RegisterBenchmark(
-        ("transfer/interference/contiguous/" + end).c_str(),
-        [=](benchmark::State& state) {
-          recall_store& store = shared_store();
-          beside(state, p.m, p.n, p.k, 64 * mib, [&] {
-            require(
-              cudaMemcpyAsync(
-                store.slots.data(), store.store.data(), 64 * mib, cudaMemcpyHostToDevice, store.stream.stream),
-              "cudaMemcpyAsync");
-          });
-        })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(benchmark::kMicrosecond);
+    };
+  };
+  product_shape const decode{"decode_gemm", 64, 28672, 8192};
+  for (product_shape const& p : {decode, product_shape{"gemm_8192", 8192, 8192, 8192}}) {
+    for (std::uint64_t const fragment : {std::uint64_t{4096}, std::uint64_t{65536}}) {
+      for (std::uint32_t const groups : {4U, 6U, 8U, 12U}) {
+        add("gather_blocks:" + std::to_string(groups), p, fragment, gather(groups, 0));
+      }
+      add("contiguous", p, fragment, [](recall_store& store, recall_plan_ref const&) {
+        require(
+          cudaMemcpyAsync(
+            store.slots.data(), store.store.data(), 64 * mib, cudaMemcpyHostToDevice, store.stream.stream),
+          "cudaMemcpyAsync");
+      });
     }
+  }
+  // What the slowdown depends on: which kernel the product is, and how much of the time a recall runs.
+  product_shape by_rows = decode;
+  by_rows.name = "decode_gemm_by_rows";
+  by_rows.by_columns = false;
+  for (std::uint32_t const groups : {4U, 6U, 8U}) {
+    add("gather_blocks:" + std::to_string(groups), by_rows, 65536, gather(groups, 0));
+  }
+  for (std::uint64_t const paused : {std::uint64_t{100}, std::uint64_t{600}, std::uint64_t{1300}}) {
+    add("gather_blocks:8/paused_us:" + std::to_string(paused), decode, 65536, gather(8, paused * 1000));
   }
   return true;
 }();

@@ -1,6 +1,7 @@
 /// How fast scattered blocks come from the host, beside one contiguous copy of as many bytes in the same run.
 
 #include "recall_store.cuh"
+#include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/replacement/lru.hpp>
@@ -10,6 +11,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -74,6 +76,92 @@ void gather(benchmark::State& state, std::uint32_t groups, std::uint64_t fragmen
   });
 }
 
+/// Two launches: the plan is put in order on the device, then gathered.
+void order_and_gather(benchmark::State& state, std::uint32_t groups, std::uint64_t fragment, std::uint64_t volume)
+{
+  recall_store& store = shared_store();
+  slab<cuda_backend> const entries{store.backend, memory_space::device, volume / fragment * sizeof(recall_entry)};
+  slab<cuda_backend> const begins{store.backend, memory_space::device, 2 * sizeof(std::uint32_t)};
+  measure(state, fragment, volume, false, memory_space::device, [&](recall_plan_ref const& plan) {
+    recall_plan_ref list = plan;
+    list.entries = entries.as<recall_entry>();
+    list.row_begin = begins.as<std::uint32_t>();
+    require(
+      store.backend.launch(
+        store.stream,
+        order_entries{
+          .plan = plan,
+          .first_row = 0,
+          .row_count = 1,
+          .ordered = entries.as<recall_entry>(),
+          .row_begin = begins.as<std::uint32_t>()}),
+      "order");
+    require(
+      store.backend.launch(store.stream, gather_blocks{.plan = list, .first_row = 0, .row_count = 1, .groups = groups}),
+      "gather");
+  });
+}
+
+/// Blocks from slots to the host in runs of `run` bytes, by `move_async`, beside one contiguous copy.
+void write_back(benchmark::State& state, std::uint64_t run, std::uint64_t volume)
+{
+  recall_store& store = shared_store();
+  slab<cuda_backend> const host{store.backend, memory_space::pinned, volume};
+  auto bound = gather_scatter_engine{.groups = 8}.bind(store.backend, transfer_limits{.max_rows = 1});
+  auto const blocks = static_cast<std::uint32_t>(volume / run);
+  std::uint32_t const slot_bits = bits_of(recall_store::slot_bytes / run);
+  std::vector<copy_run> runs(blocks);
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    runs[i] = {
+      .target = host.data() + i * run, .source = store.slots.data() + scatter(i, slot_bits, 3) * run, .bytes = run};
+  }
+  require(cudaMemset(store.slots.data(), 0, store.slots.bytes()), "cudaMemset");
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    require(cudaMemset(const_cast<std::byte*>(runs[i].source), static_cast<int>(i % 251 + 1), run), "cudaMemset");
+  }
+  require(store.backend.synchronize(), "cudaMemset");
+  copy_list const list{.runs = runs.data(), .count = blocks, .direction = copy_direction::device_to_host};
+  require(bound.move_async(store.stream, list), "move");
+  require(store.backend.synchronize(store.stream), "move");
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    std::byte const* const at = host.data() + i * run;
+    if (at[0] != static_cast<std::byte>(i % 251 + 1) || at[run - 1] != at[0]) { state.SkipWithError("wrong bytes"); }
+  }
+  for (auto _ : state) {
+    std::vector<double> moved;
+    std::vector<double> contiguous;
+    for (std::uint32_t round = 0; round < rounds; ++round) {
+      contiguous.push_back(store.time([&] {
+        require(
+          cudaMemcpyAsync(host.data(), store.slots.data(), volume, cudaMemcpyDeviceToHost, store.stream.stream),
+          "cudaMemcpyAsync");
+      }));
+      moved.push_back(store.time([&] { require(bound.move_async(store.stream, list), "move"); }));
+    }
+    report(state, volume, median(moved), median(contiguous));
+  }
+}
+
+/// Seconds until pinned memory can be used, and until it is given back.
+template <class Take, class Give>
+void pinning(benchmark::State& state, std::uint64_t bytes, Take take, Give give)
+{
+  using clock = std::chrono::steady_clock;
+  auto const seconds = [](clock::time_point from) {
+    return std::chrono::duration<double>(clock::now() - from).count();
+  };
+  for (auto _ : state) {
+    auto const begin = clock::now();
+    void* const memory = take(bytes);
+    state.SetIterationTime(seconds(begin));
+    state.counters["seconds"] = seconds(begin);
+    state.counters["bytes_per_second"] = static_cast<double>(bytes) / seconds(begin);
+    auto const end = clock::now();
+    give(memory, bytes);
+    state.counters["seconds_to_give_back"] = seconds(end);
+  }
+}
+
 /// The copy engine, driven by a plan that the host knows: `move` of the engine.
 template <class Engine>
 void host_planned(benchmark::State& state, Engine const& engine, std::uint64_t fragment, std::uint64_t volume)
@@ -108,13 +196,14 @@ void host_planned(benchmark::State& state, Engine const& engine, std::uint64_t f
 /// Rows that each select 128 blocks of their own 8 GiB / rows, of which some are new in each step.
 class decode_scene {
  public:
-  static constexpr std::uint32_t rows = 8, selected = 128, lease = 288;
+  static constexpr std::uint32_t most_rows = 8, selected = 128, lease = 288;
 
-  decode_scene(recall_store& made, std::uint64_t block_bytes, std::uint32_t misses_per_row)
+  decode_scene(recall_store& made, std::uint32_t row_count, std::uint64_t block_bytes, std::uint32_t misses_per_row)
     : store{made},
+      rows{row_count},
       bytes{block_bytes},
       misses{misses_per_row},
-      blocks{static_cast<std::uint32_t>(recall_store::store_bytes / block_bytes / rows)},
+      blocks{static_cast<std::uint32_t>(recall_store::store_bytes / block_bytes / most_rows)},
       slot_of{words(std::uint64_t{rows} * blocks)},
       slots{words(std::uint64_t{rows} * lease * 4)},
       leases{words(rows * lease)},
@@ -203,35 +292,29 @@ class decode_scene {
       .flying = count + 6 * rows,
       .stalled = count + 7 * rows};
     row_list const list{.ids = lists.template as<row_id>(), .count = rows};
-    require(
-      store.backend.launch(
-        store.stream,
-        resolve_blocks<lru>{
-          .rows = list,
-          .selection =
-            {.ids = ids.template as<block_id>(), .counts = count + rows, .max_selected = selected, .lanes = rows},
-          .residency = residency,
-          .pool = store.pool(bytes),
-          .host_blocks = host_blocks.template as<host_block_id>(),
-          .plan = lanes,
-          .table = table,
-          .step = step.template as<std::uint32_t>(),
-          .layer = layer_id{0}}),
-      "resolve");
-    require(
-      store.backend.launch(
-        store.stream,
-        plan_recall{
-          .rows = list,
-          .lanes = lanes,
-          .entries = entries.template as<recall_entry>(),
-          .row_begin = row_begin.template as<std::uint32_t>(),
-          .failed = failed.template as<std::uint32_t>(),
-          .mailbox = mailbox.template as<row_mailbox>(),
-          .sequence = lists.template as<std::uint32_t>() + rows,
-          .block_bytes = bytes,
-          .max_selected = selected}),
-      "plan");
+    resolve_blocks<lru> const resolve{
+      .rows = list,
+      .selection =
+        {.ids = ids.template as<block_id>(), .counts = count + rows, .max_selected = selected, .lanes = rows},
+      .residency = residency,
+      .pool = store.pool(bytes),
+      .host_blocks = host_blocks.template as<host_block_id>(),
+      .plan = lanes,
+      .table = table,
+      .step = step.template as<std::uint32_t>(),
+      .layer = layer_id{0}};
+    plan_recall const planning{
+      .rows = list,
+      .lanes = lanes,
+      .entries = entries.template as<recall_entry>(),
+      .row_begin = row_begin.template as<std::uint32_t>(),
+      .failed = failed.template as<std::uint32_t>(),
+      .mailbox = mailbox.template as<row_mailbox>(),
+      .sequence = lists.template as<std::uint32_t>() + rows,
+      .block_bytes = bytes,
+      .max_selected = selected};
+    require(store.backend.launch(store.stream, resolve), "resolve");
+    require(store.backend.launch(store.stream, planning), "plan");
     recall_plan_ref const plan{
       .entries = entries.template as<recall_entry>(),
       .row_begin = row_begin.template as<std::uint32_t>(),
@@ -280,6 +363,7 @@ class decode_scene {
   }
 
   recall_store& store;
+  std::uint32_t rows;
   std::uint64_t bytes;
   std::uint32_t misses;
   std::uint32_t blocks;
@@ -289,16 +373,24 @@ class decode_scene {
     failed, step, mailbox, lists, staged;
 };
 
-/// `volume` bytes over all rows, each step other blocks. `captured`: the step's launches are one graph.
-void planned(
-  benchmark::State& state, std::uint32_t groups, std::uint32_t rows_per_landing, std::uint64_t fragment,
-  std::uint64_t volume, bool captured)
+/// How a step's recalls are enqueued.
+struct planned_form {
+  std::uint32_t rows = decode_scene::most_rows;
+  std::uint32_t groups = 8;
+  std::uint32_t rows_per_landing = 0;
+  bool captured = true;      ///< the step's launches are one graph
+  bool behind_work = false;  ///< the stream is busy until all is enqueued
+};
+
+/// `volume` bytes over all rows, each step other blocks.
+void planned(benchmark::State& state, planned_form const& form, std::uint64_t fragment, std::uint64_t volume)
 {
   recall_store& store = shared_store();
-  auto const per_row = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, volume / fragment / decode_scene::rows));
-  decode_scene scene{store, fragment, per_row};
-  auto engine = gather_scatter_engine{.groups = groups, .rows_per_landing = rows_per_landing}.bind(
-    store.backend, transfer_limits{.max_rows = decode_scene::rows});
+  bool const captured = form.captured;
+  auto const per_row = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, volume / fragment / form.rows));
+  decode_scene scene{store, form.rows, fragment, per_row};
+  auto engine = gather_scatter_engine{.groups = form.groups, .rows_per_landing = form.rows_per_landing}.bind(
+    store.backend, transfer_limits{.max_rows = decode_scene::most_rows});
   scene.choose();
   scene.recall(engine);  // brings all that is selected
   cudaGraph_t graph = nullptr;
@@ -321,10 +413,10 @@ void planned(
     std::vector<double> scattered;
     std::vector<double> contiguous;
     for (std::uint32_t round = 0; round < rounds; ++round) {
-      contiguous.push_back(store.time_contiguous(volume, round));
+      contiguous.push_back(store.time_contiguous(volume, round, form.behind_work));
       scene.choose();
-      scattered.push_back(store.time(run));
-      if (scene.planned() != per_row * decode_scene::rows || scene.wrong() != 0) {
+      scattered.push_back(store.time(run, form.behind_work));
+      if (scene.planned() != per_row * form.rows || scene.wrong() != 0) {
         state.SkipWithError("wrong bytes or misses");
         break;
       }
@@ -359,6 +451,9 @@ bool const registered = [] {
             gather(state, groups, fragment, volume, true);
           });
         }
+        add("order_entries+gather_blocks:4", fragment, volume, [=](benchmark::State& state) {
+          order_and_gather(state, 4, fragment, volume);
+        });
       }
       if (volume / fragment <= 16384) {
         add("fragment_copy_engine", fragment, volume, [=](benchmark::State& state) {
@@ -368,22 +463,73 @@ bool const registered = [] {
           host_planned(state, batch_copy_engine{}, fragment, volume);
         });
         add("move_async", fragment, volume, [=](benchmark::State& state) {
-          host_planned(state, gather_scatter_engine{}, fragment, volume);
+          host_planned(state, gather_scatter_engine{.groups = 8}, fragment, volume);
         });
       }
     }
   }
-  constexpr std::uint64_t block = 64 * 1024;
-  for (std::uint64_t const volume : {mib / 2, 1 * mib, 8 * mib, 64 * mib}) {
-    for (bool const captured : {true, false}) {
-      for (std::uint32_t const rows : {0U, 1U}) {
-        add(
-          std::string{"gather_scatter_engine:8/planned/"} + (captured ? "graph" : "eager") +
-            "/rows_per_landing:" + std::to_string(rows),
-          block, volume, [=](benchmark::State& state) { planned(state, 8, rows, block, volume, captured); });
-      }
+  for (std::uint64_t const volume : {1 * mib, 8 * mib, 64 * mib}) {
+    for (std::uint64_t const run : {std::uint64_t{65536}, std::uint64_t{262144}, 1 * mib}) {
+      std::string const name =
+        "transfer/write_back/move_async/run:" + std::to_string(run) + "/volume:" + std::to_string(volume);
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { write_back(state, run, volume); })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMicrosecond);
     }
   }
+  benchmark::RegisterBenchmark(
+    "transfer/measure_gather/fragment:65536",
+    [](benchmark::State& state) {
+      for (auto _ : state) {
+        auto const begin = std::chrono::steady_clock::now();
+        std::vector<gather_rate> const rates = measure_gather(shared_store().backend, 65536);
+        state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        for (gather_rate const& rate : rates) {
+          state.counters["bytes_per_second:" + std::to_string(rate.groups)] = rate.bytes_per_second;
+        }
+        state.counters["chosen"] = choose_gather_groups(rates, 0);
+      }
+    })
+    ->UseManualTime()
+    ->Iterations(3)
+    ->Unit(benchmark::kMillisecond);
+  auto const add_pinning = [](char const* how, std::uint64_t bytes, auto take, auto give) {
+    std::string const name = std::string{"transfer/pinning/"} + how + "/bytes:" + std::to_string(bytes);
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { pinning(state, bytes, take, give); })
+      ->UseManualTime()
+      ->Iterations(1)
+      ->Unit(benchmark::kMillisecond);
+  };
+  constexpr std::uint64_t pinned = 4096 * mib;
+  add_pinning(
+    "allocate", pinned,
+    [](std::uint64_t bytes) { return shared_store().backend.allocate(memory_space::pinned, bytes); },
+    [](void* memory, std::uint64_t bytes) { shared_store().backend.deallocate(memory_space::pinned, memory, bytes); });
+  add_pinning(
+    "cudaHostAlloc", pinned,
+    [](std::uint64_t bytes) {
+      void* memory = nullptr;
+      require(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped), "cudaHostAlloc");
+      return memory;
+    },
+    [](void* memory, std::uint64_t) { require(cudaFreeHost(memory), "cudaFreeHost"); });
+  constexpr std::uint64_t block = 64 * 1024;
+  auto const add_planned = [](char const* name, planned_form const& form, std::uint64_t volume) {
+    add(
+      "gather_scatter_engine:" + std::to_string(form.groups) + "/planned/" + name +
+        "/rows:" + std::to_string(form.rows),
+      block, volume, [=](benchmark::State& state) { planned(state, form, block, volume); });
+  };
+  for (std::uint64_t const volume : {mib / 2, 1 * mib, 8 * mib, 64 * mib}) {
+    add_planned("graph", {}, volume);
+    add_planned("behind_work", {.behind_work = true}, volume);
+    add_planned("eager", {.captured = false}, volume);
+    add_planned("row_by_row/graph", {.rows_per_landing = 1}, volume);
+  }
+  for (std::uint32_t const groups : {4U, 6U, 8U}) { add_planned("graph", {.rows = 1, .groups = groups}, block); }
+  add_planned("behind_work", {.rows = 1, .behind_work = true}, block);
+  add_planned("eager", {.rows = 1, .captured = false}, block);
   return true;
 }();
 

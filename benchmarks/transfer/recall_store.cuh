@@ -44,6 +44,18 @@ inline void require(status code, char const* what)
   return x ^ (x >> 31U);
 }
 
+/// One thread that keeps a stream busy for so many nanoseconds, while the host enqueues what follows.
+static __global__ void keep_busy(std::uint64_t nanoseconds)
+{
+  std::uint64_t begin = 0;
+  std::uint64_t now = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(200);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+}
+
 static __global__ void fill_store(std::uint64_t* words, std::uint64_t count)
 {
   for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x; i < count;
@@ -77,11 +89,13 @@ class recall_store {
     : store{backend, memory_space::pinned, store_bytes},
       slots{backend, memory_space::device, slot_bytes},
       bases{backend, memory_space::pinned, 2 * sizeof(std::byte*)},
+      device_bases{backend, memory_space::device, 2 * sizeof(std::byte*)},
       wrong_{backend, memory_space::pinned, sizeof(unsigned long long)},
       stream{backend.create_stream(pulseinfer::stream_priority::high)}
   {
     bases.as<std::byte*>()[0] = store.data();
     bases.as<std::byte*>()[1] = slots.data();
+    require(cudaMemcpy(device_bases.data(), bases.data(), bases.bytes(), cudaMemcpyDefault), "bases");
     fill_store<<<1024, 256, 0, stream.stream>>>(store.as<std::uint64_t>(), store_bytes / 8);
     require(cudaGetLastError(), "fill");
     for (cudaEvent_t& event : events) { require(cudaEventCreate(&event), "cudaEventCreate"); }
@@ -93,6 +107,7 @@ class recall_store {
   {
     return {
       .slab_base = bases.as<std::byte*>(),
+      .device_slab_base = device_bases.as<std::byte*>(),
       .block_stride = block_bytes,
       .head_groups = 1,
       .blocks = static_cast<std::uint32_t>(store_bytes / block_bytes)};
@@ -101,15 +116,21 @@ class recall_store {
   {
     return {
       .layer_base = bases.as<std::byte*>() + 1,
+      .device_layer_base = device_bases.as<std::byte*>() + 1,
       .slot_stride = block_bytes,
       .slots = static_cast<std::uint32_t>(slot_bytes / block_bytes)};
   }
 
-  /// Microseconds between begin and end of what `work` enqueues, the stream idle before.
+  /// Microseconds between begin and end of what `work` enqueues, the stream idle before. `behind_work`: busy until all is
+  /// enqueued, as in the midst of a step, so that the way from the host to the device does not count.
   template <class Work>
-  [[nodiscard]] double time(Work work)
+  [[nodiscard]] double time(Work work, bool behind_work = false)
   {
     require(backend.synchronize(stream), "synchronize");
+    if (behind_work) {
+      keep_busy<<<1, 1, 0, stream.stream>>>(100000);
+      require(cudaGetLastError(), "keep_busy");
+    }
     require(cudaEventRecord(events[0], stream.stream), "cudaEventRecord");
     work();
     require(cudaEventRecord(events[1], stream.stream), "cudaEventRecord");
@@ -120,14 +141,16 @@ class recall_store {
   }
 
   /// One contiguous copy of the copy engine, of as many bytes: the limit that others are compared with.
-  [[nodiscard]] double time_contiguous(std::uint64_t bytes, std::uint64_t round)
+  [[nodiscard]] double time_contiguous(std::uint64_t bytes, std::uint64_t round, bool behind_work = false)
   {
     std::uint64_t const offset = round * 977 * 4096 * 512 % (store_bytes - bytes + 1) / 4096 * 4096;
-    return time([&] {
-      require(
-        cudaMemcpyAsync(slots.data(), store.data() + offset, bytes, cudaMemcpyHostToDevice, stream.stream),
-        "cudaMemcpyAsync");
-    });
+    return time(
+      [&] {
+        require(
+          cudaMemcpyAsync(slots.data(), store.data() + offset, bytes, cudaMemcpyHostToDevice, stream.stream),
+          "cudaMemcpyAsync");
+      },
+      behind_work);
   }
 
   /// Words that the entries' slots hold wrongly.
@@ -149,7 +172,7 @@ class recall_store {
   // One registration, so that one contiguous copy may take any part of the store.
   pulseinfer::cuda_backend backend{
     pulseinfer::cuda_options{.max_copy_runs = 1U << 20U, .pinned_chunk_bytes = store_bytes}};
-  pulseinfer::slab<pulseinfer::cuda_backend> store, slots, bases, wrong_;
+  pulseinfer::slab<pulseinfer::cuda_backend> store, slots, bases, device_bases, wrong_;
   pulseinfer::cuda_backend::stream_ref stream;
   cudaEvent_t events[2] = {};
 };

@@ -77,6 +77,7 @@
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/certify_skipped.hpp>
 #include <pulseinfer/operation/checksum_blocks.hpp>
+#include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/exchange_slots.hpp>
 #include <pulseinfer/operation/export_append_slots.hpp>
@@ -91,6 +92,7 @@
 #include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/operation/list_stream.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
+#include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
@@ -176,6 +178,7 @@
 #include <pulseinfer/transfer/block_fragments.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
+#include <pulseinfer/transfer/measure_gather.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 
 #include <pulseinfer/scheduler/cohort_planner.hpp>

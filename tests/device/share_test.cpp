@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -74,6 +75,30 @@ TEST_SUITE("device")
           pulseinfer::device::share(group, shares.data(), blocks, storage.data());
         });
         shares.resize(blocks);
+        CHECK(shares == right);
+      }
+    }
+  }
+
+  TEST_CASE("law 8: the scale of shares gives the bits that share writes, for every size of the group")
+  {
+    std::mt19937 random{9};
+    std::normal_distribution<float> normal{0.0F, 4.0F};
+    for (std::uint32_t const blocks : {1U, 3U, 100U, 777U, 4001U}) {
+      std::vector<float> scores(blocks);
+      for (float& score : scores) { score = normal(random); }
+      std::vector<float> enough = padded(blocks, 0.0F);
+      std::copy(scores.begin(), scores.end(), enough.begin());
+      std::vector<float> const right = solo(enough, blocks);
+      for (std::uint32_t const threads : {1U, 2U, 13U}) {
+        std::vector<float> shares(blocks);
+        std::vector<float> storage(pulseinfer::device::share_temp_floats(blocks, threads), std::nanf(""));
+        pulseinfer_test::run_group(threads, [&](pulseinfer_test::parallel_group const& group) {
+          auto const scale = pulseinfer::device::find_share_scale(group, scores.data(), blocks, storage.data());
+          for (std::uint32_t b = group.thread_rank(); b < blocks; b += group.size()) {
+            shares[b] = pulseinfer::device::exponential(scores[b] - scale.top) * scale.factor;
+          }
+        });
         CHECK(shares == right);
       }
     }

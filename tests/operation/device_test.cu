@@ -14,6 +14,7 @@
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
+#include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
@@ -717,6 +718,59 @@ TEST_CASE("the gather's own kernel and its generic body leave the same memory, g
       if (first == 1) { continue; }  // a row without misses
       scene.clear_device();
       rig().check(gather_blocks{.plan = scene.plan(), .first_row = first, .row_count = 3 - first, .groups = 5});
+    }
+  }
+}
+
+TEST_CASE("entries in the order of host memory on the GPU are all there, stretch by stretch")
+{
+  rig();
+  device_heap_scope const scope;
+  std::mt19937 random{4};
+  for (std::uint32_t const count : {0U, 1U, 777U, 30000U}) {
+    for (std::uint32_t const head_groups : {1U, 3U}) {
+      constexpr std::uint32_t host_blocks = 3000000;
+      std::vector<recall_entry> entries(count + 5);
+      for (std::uint32_t i = 0; i < entries.size(); ++i) {
+        entries[i] = {
+          .source = static_cast<host_block_id>(random() % host_blocks),
+          .target = static_cast<slot_id>(i),
+          .lane = static_cast<lane_id>(random() % 12),
+          .block = static_cast<block_id>(i)};
+      }
+      std::vector<std::uint32_t> const row_begin = {0, 3, count / 2 + 3, count + 3};
+      std::vector<recall_entry> ordered(count + 5);
+      std::vector<std::uint32_t> begins = {7, 7};
+      order_entries const op{
+        .plan =
+          {.entries = entries.data(),
+           .row_begin = row_begin.data(),
+           .host = {.block_stride = 1152, .head_groups = head_groups, .blocks = host_blocks},
+           .head_groups = head_groups,
+           .capacity = count + 5},
+        .first_row = 1,
+        .row_count = 2,
+        .ordered = ordered.data(),
+        .row_begin = begins.data()};
+      REQUIRE(pulseinfer::detail::kernel_override<order_entries>::takes(op));
+      rig().run(op);
+      CHECK(begins[0] == 0);
+      REQUIRE(begins[1] == count);
+      std::vector<bool> seen(count + 5, false);
+      std::uint32_t last = 0;
+      std::uint32_t wrong = 0;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        auto const from = static_cast<std::size_t>(to_index(ordered[i].target));
+        REQUIRE(from < entries.size());
+        std::uint32_t const stretch = op.stretch_of(ordered[i], op.stretch_blocks(), op.group_stretches());
+        wrong += seen[from] || from < 3 || from >= count + 3 || stretch < last ||
+            std::memcmp(&ordered[i], &entries[from], sizeof(recall_entry)) != 0
+          ? 1U
+          : 0U;
+        seen[from] = true;
+        last = stretch;
+      }
+      CHECK(wrong == 0);
     }
   }
 }

@@ -1,4 +1,5 @@
 #include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/operation/order_entries.hpp>
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
@@ -172,5 +173,54 @@ TEST_SUITE("operation")
       CHECK(offset(host.address(layer_id{0}, 0, static_cast<host_block_id>(it.block))) == it.offset);
       CHECK(offset(pool.address(layer_id{0}, static_cast<slot_id>(it.block))) == it.offset);
     }
+  }
+
+  TEST_CASE("order_entries writes every entry of its rows once, by stretches of host memory that ascend")
+  {
+    CHECK(rc::check("order_entries", [] {
+      std::uint32_t const head_groups = *rc::gen::inRange(1U, 4U);
+      std::uint32_t const host_blocks = *rc::gen::inRange(1U, 40000U);
+      std::uint64_t const stride = *rc::gen::element<std::uint64_t>(256, 1152, 65536, 4U << 20U);
+      std::vector<recall_entry> entries(*rc::gen::inRange<std::size_t>(0, 300));
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        entries[i] = {
+          .source = static_cast<host_block_id>(*rc::gen::inRange(0U, host_blocks)),
+          .target = static_cast<slot_id>(i),
+          .lane = static_cast<lane_id>(*rc::gen::inRange(0U, 3U * head_groups)),
+          .block = static_cast<block_id>(i)};
+      }
+      auto const all = static_cast<std::uint32_t>(entries.size());
+      std::uint32_t const row_begin[4] = {0, all / 3, all / 3, all};
+      std::vector<recall_entry> ordered(entries.size());
+      std::uint32_t begins[2] = {9, 9};
+      order_entries const op{
+        .plan =
+          {.entries = entries.data(),
+           .row_begin = row_begin,
+           .host = {.block_stride = stride, .head_groups = head_groups, .blocks = host_blocks},
+           .head_groups = head_groups,
+           .capacity = all},
+        .first_row = *rc::gen::inRange(0U, 2U),
+        .row_count = 2,
+        .ordered = ordered.data(),
+        .row_begin = begins};
+      std::uint32_t const first = row_begin[op.first_row];
+      std::uint32_t const count = row_begin[op.first_row + 2] - first;
+      RC_ASSERT(op.stretches() <= order_entries::most_stretches);
+      std::vector<std::byte> scratch(op.scratch_bytes(1) + 16);
+      run_operation(op, {.data = scratch.data(), .bytes = scratch.size()});
+      RC_ASSERT(begins[0] == 0U && begins[1] == count);
+      std::vector<bool> seen(all, false);
+      std::uint32_t last = 0;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        auto const from = static_cast<std::size_t>(to_index(ordered[i].target));
+        RC_ASSERT(from >= first && from < first + count && !seen[from]);
+        seen[from] = true;
+        RC_ASSERT(ordered[i].source == entries[from].source && ordered[i].lane == entries[from].lane);
+        std::uint32_t const stretch = op.stretch_of(ordered[i], op.stretch_blocks(), op.group_stretches());
+        RC_ASSERT(stretch >= last && stretch < op.stretches());
+        last = stretch;
+      }
+    }));
   }
 }

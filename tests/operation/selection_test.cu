@@ -6,6 +6,7 @@
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/operation/append_tokens.hpp>
 #include <pulseinfer/operation/certify_skipped.hpp>
+#include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
@@ -453,6 +454,100 @@ TEST_CASE("digests, scores, shares, votes and choices are on a GPU what they are
         CHECK(gpu_arrays.selected(lane) == cpu_arrays.selected(lane));
         CHECK(gpu_arrays.rest_is_none(lane));
         CHECK(gpu_arrays.remembered(0, lane) == gpu_arrays.selected(lane));
+      }
+    }
+  }
+}
+
+TEST_CASE("law 8: shares, votes and choice in one launch are those of three, votes bit by bit and ties too")
+{
+  managed_default const memory;
+  gpu on;
+  std::mt19937 random{5};
+  std::normal_distribution<float> normal{0.0F, 3.0F};
+  for (std::uint32_t const most : {4096U, 8192U}) {
+    for (std::uint32_t const head_groups : {1U, 2U}) {
+      pulseinfer::kv_geometry const geometry{
+        .layers = 1, .query_heads = 6, .kv_heads = 2, .head_dim = 1, .block_tokens = 1, .head_groups = head_groups};
+      cache c{geometry, {{most, 1}, {most - 1027, 2}, {130, 1}, {63, 1}, {1, 1}, {0, 0}}, 1, false};
+      selection_arrays apart{c, 512, {0}};
+      selection_arrays together{c, 512, {0}};
+      for (int round = 0; round < 6; ++round) {
+        std::pmr::vector<float> scores(c.info.size() * 2 * 6 * c.max_blocks);
+        // Half of the rounds have few values, so many ties.
+        for (float& score : scores) {
+          score = round % 2 == 0 ? normal(random) : static_cast<float>(random() % static_cast<unsigned>(4 + round));
+        }
+        std::pmr::vector<float> shares = scores;
+        std::pmr::vector<float> votes[2];
+        for (auto& of : votes) { of.assign(std::size_t{c.residency.lanes} * c.max_blocks, 0.25F); }
+        pulseinfer::score_table table{
+          .data = shares.data(), .queries = 2, .heads = 6, .pitch = pulseinfer::round_up(c.max_blocks, 16U)};
+        REQUIRE(table.pitch == c.max_blocks);
+        auto const budget = static_cast<std::uint32_t>(round == 0 ? 64 : 1 + random() % 512);
+        on.run(pulseinfer::share_blocks{
+          .rows = c.rows(),
+          .info = c.info.data(),
+          .scores = table,
+          .most_queries = 2,
+          .most_blocks = c.max_blocks,
+          .block_tokens = 1,
+          .budget_blocks = budget});
+        on.run(pulseinfer::vote_blocks{
+          .layer = pulseinfer::layer_id{0},
+          .rows = c.rows(),
+          .info = c.info.data(),
+          .scores = table,
+          .votes = votes[0].data(),
+          .selection = apart.selection,
+          .head_groups = head_groups,
+          .most_blocks = c.max_blocks,
+          .block_tokens = 1,
+          .budget_blocks = budget,
+          .favour = 1.25F});
+        pulseinfer::select_top_k choose{
+          .layer = pulseinfer::layer_id{0},
+          .rows = c.rows(),
+          .info = c.info.data(),
+          .votes = votes[0].data(),
+          .selection = apart.selection,
+          .vote_pitch = c.max_blocks,
+          .head_groups = head_groups,
+          .block_tokens = 1,
+          .budget_blocks = budget,
+          .sink_blocks = static_cast<std::uint32_t>(round),
+          .recent_blocks = static_cast<std::uint32_t>(40 * round)};
+        on.run(choose);
+        choose.votes = votes[1].data();
+        choose.selection = together.selection;
+        table.data = scores.data();
+        pulseinfer::choose_blocks const all{
+          .choose = choose, .scores = table, .votes = votes[1].data(), .most_blocks = c.max_blocks, .favour = 1.25F};
+        REQUIRE(pulseinfer::detail::kernel_override<pulseinfer::choose_blocks>::takes(all));
+        on.run(all);
+        CHECK(votes[0] == votes[1]);
+        for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) {
+          CHECK(together.selected(lane) == apart.selected(lane));
+          CHECK(together.rest_is_none(lane));
+          CHECK(together.remembered(0, lane) == apart.remembered(0, lane));
+        }
+        // And what the generic body leaves, up to the rounding of votes.
+        votes[0].assign(votes[0].size(), 0.25F);
+        choose.votes = votes[0].data();
+        choose.selection = apart.selection;
+        choose.remember = false;
+        for (std::size_t i = 0; i < apart.previous.size(); ++i) { apart.previous[i] = 0U; }
+        pulseinfer::choose_blocks generic = all;
+        generic.choose = choose;
+        generic.votes = votes[0].data();
+        pulseinfer::choose_blocks kernel = generic;
+        kernel.choose.votes = kernel.votes = votes[1].data();
+        kernel.choose.selection.ids = together.selection.ids;
+        pulseinfer_test::run_solo(generic);
+        votes[1].assign(votes[1].size(), 0.25F);
+        on.run(kernel);
+        CHECK(largest_difference(votes[0], votes[1]) <= 2e-6);
+        for (std::size_t i = 0; i < apart.previous.size(); ++i) { apart.previous[i] = together.previous[i]; }
       }
     }
   }

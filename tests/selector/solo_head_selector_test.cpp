@@ -60,6 +60,11 @@ double channel_score(
   }
 }
 
+/// A backend whose launches are dear.
+struct dear_backend : pulseinfer_test::immediate_backend {
+  static constexpr bool prefers_few_launches = true;
+};
+
 }  // namespace
 
 TEST_SUITE("selector")
@@ -205,6 +210,38 @@ TEST_SUITE("selector")
       CHECK(selected.back() == (lengths[i] - 1) / 16);
       if (lengths[i] <= 64) {
         for (std::uint32_t block = 0; block < selected.size(); ++block) { CHECK(selected[block] == block); }
+      }
+    }
+  }
+
+  TEST_CASE("where launches are dear a short list is chosen from in two launches, and the choice is the same")
+  {
+    for (std::uint32_t const head_groups : {1U, 2U}) {
+      for (std::uint32_t const new_tokens : {1U, 2U}) {
+        pulseinfer::kv_geometry geometry{
+          .layers = 2, .query_heads = 8, .kv_heads = 2, .head_dim = 16, .head_groups = head_groups};
+        cache c{geometry, {{83 * 16 + 3, new_tokens}, {700 * 16, 1}, {40, 1}, {0, 0}}, 3};
+        solo_head_selector<> const options{.budget_tokens = 640, .hysteresis = 0.7F};
+        harness<solo_head_selector<>, dear_backend> together{options, c, 1, 2};
+        harness<solo_head_selector<>> apart{options, c, 1, 2};
+        for (std::uint32_t step = 0; step < 3; ++step) {
+          together.queries.randomise(c.random, 2.0F);
+          std::uint64_t const before = together.on.launches;
+          together.select();
+          REQUIRE(apart.bound.select_async({}, apart.arrays.select_request(1, together.queries.view)) == status::ok);
+          // Eight voters are the most that fit.
+          bool const fits = new_tokens * geometry.query_heads / head_groups <= 8;
+          CHECK(together.on.launches == before + (fits ? 2 : 4));
+          for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) {
+            CHECK(together.arrays.selected(lane) == apart.arrays.selected(lane));
+            CHECK(together.arrays.rest_is_none(lane));
+            CHECK(together.arrays.remembered(1, lane) == apart.arrays.remembered(1, lane));
+          }
+        }
+        std::uint64_t const before = together.on.launches;
+        together.on.refuse_launch = before + 1;
+        auto const request = together.arrays.select_request(1, together.queries.view);
+        CHECK(together.bound.select_async({}, request) == status::resource_exhausted);
       }
     }
   }

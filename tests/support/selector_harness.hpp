@@ -30,7 +30,7 @@ inline pulseinfer::selector_limits limits_of(cache const& c, std::uint32_t step_
 }
 
 /// A selector bound to a cache, with digests of all blocks of one layer.
-template <class Selector>
+template <class Selector, class B = immediate_backend>
 struct harness {
   harness(Selector const& options, cache& c, std::uint32_t layer, std::uint32_t step_tokens)
     : of{c},
@@ -64,8 +64,8 @@ struct harness {
   void select() { REQUIRE(bound.select_async({}, arrays.select_request(at, queries.view)) == pulseinfer::status::ok); }
 
   cache& of;
-  immediate_backend on;
-  typename Selector::template bound<immediate_backend> bound;
+  B on;
+  typename Selector::template bound<B> bound;
   std::uint32_t at;
   tensor queries;
   selection_arrays arrays;

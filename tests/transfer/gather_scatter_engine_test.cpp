@@ -24,6 +24,37 @@ struct dear : B {
   static constexpr bool prefers_few_launches = true;
 };
 
+/// Work takes the time that a test says and does nothing. Launches are dear.
+struct timed_backend : immediate_backend {
+  static constexpr bool prefers_few_launches = true;
+
+  template <operation Op>
+  status launch(stream_ref, Op const& op) noexcept
+  {
+    if (launches == refuse_launch) { return status::resource_exhausted; }
+    ++launches;
+    if constexpr (std::is_same_v<Op, gather_blocks>) {
+      time += nanoseconds{static_cast<std::int64_t>(1e9 * static_cast<double>(op.plan.capacity) / rate_of(op.groups))};
+      gathered = op.groups;
+    }
+    return status::ok;
+  }
+  status copy(stream_ref, copy_list) noexcept
+  {
+    ++copies;
+    return status::ok;
+  }
+  [[nodiscard]] nanoseconds now() const noexcept { return time; }
+  [[nodiscard]] double rate_of(std::uint32_t groups) const
+  {
+    return groups < saturated ? 90.0 * groups : 90.0 * saturated;
+  }
+
+  nanoseconds time{0};
+  std::uint32_t saturated = 6;  ///< groups that more do not pass
+  std::uint32_t gathered = 0;   ///< groups of the last gather
+};
+
 }  // namespace
 
 TEST_SUITE("transfer")
@@ -98,8 +129,9 @@ TEST_SUITE("transfer")
     using dear_cpu = dear<cpu_backend>;
     static_assert(prefers_few_launches<traced<dear_cpu>> && prefers_few_launches<checked<dear_cpu>>);
     static_assert(!prefers_few_launches<traced<cpu_backend>> && !prefers_few_launches<sim_backend>);
-    auto const launches = [&](auto& backend, gather_scatter_engine const& engine) {
-      recall_scene scene{{}};
+    auto const launches = [&](auto& backend, gather_scatter_engine engine) {
+      engine.groups = 8;  // nothing is measured
+      recall_scene scene{{.layout = layout_of_pitch(64, 17)}};
       plan_three_rows(scene, 1);
       backend.launches = 0;
       auto bound = engine.bind(backend, limits_of(scene));
@@ -113,6 +145,61 @@ TEST_SUITE("transfer")
     CHECK(launches(cheap_one, {}) == 6);
     CHECK(launches(dear_one, {.rows_per_landing = 1}) == 6);
     CHECK(launches(cheap_one, {.rows_per_landing = 0}) == 2);
+  }
+
+  TEST_CASE("law 1: small blocks are gathered in the order of their host addresses where launches are dear")
+  {
+    for (std::uint32_t refused = 0; refused < 4; ++refused) {
+      dear<immediate_backend> backend;
+      recall_scene scene{{}};
+      REQUIRE(scene.sizes().layout.block_bytes < order_entries::ordered_below_bytes);
+      auto bound = gather_scatter_engine{.groups = 2}.bind(backend, limits_of(scene));
+      CHECK(backend.allocated > 0);
+      plan_three_rows(scene, 1);
+      backend.refuse_launch = refused;
+      backend.refused_launches = 1;
+      CHECK(bound.recall_async({}, scene.plan(), scene.landed()) == status::ok);
+      for (std::uint32_t place = 0; place < 3; ++place) {
+        CHECK(scene.has_landed(place) == (refused == 3));
+        CHECK(scene.has_failed(place) == (refused != 3));
+      }
+      CHECK(backend.launches == (refused == 3 ? 3 : refused + 1));
+      if (refused == 3) { scene.expect_all_arrived(); }
+      CHECK((refused < 3 || scene.difference() == ""));
+    }
+  }
+
+  TEST_CASE("the fewest groups that come near the best rate are chosen")
+  {
+    using rates = std::vector<gather_rate>;
+    CHECK(choose_gather_groups(rates{}, 7) == 7);
+    CHECK(choose_gather_groups(rates{{4, 0.0}, {8, 0.0}}, 7) == 7);
+    CHECK(choose_gather_groups(rates{{4, 40.0}, {6, 49.0}, {8, 50.0}, {12, 50.5}}, 7) == 6);
+    CHECK(choose_gather_groups(rates{{12, 50.0}, {4, 48.0}, {8, 49.0}}, 7) == 4);
+    CHECK(choose_gather_groups(rates{{4, 10.0}, {12, 50.0}}, 7) == 12);
+  }
+
+  TEST_CASE("where launches are dear the groups of a gather are measured, unless they are given")
+  {
+    for (std::uint32_t const saturated : {1U, 5U, 8U, 40U}) {
+      timed_backend backend;
+      backend.saturated = saturated;
+      auto const bound = gather_scatter_engine{}.bind(backend, transfer_limits{.layout = layout_of_pitch(64, 16)});
+      CHECK(bound.groups() == (saturated == 1 ? 4U : saturated == 5 ? 6U : saturated == 8 ? 8U : 12U));
+      CHECK(backend.allocated == 0);
+      CHECK(backend.streams == 0);
+      CHECK(backend.events == 0);
+    }
+    timed_backend backend;
+    CHECK(gather_scatter_engine{.groups = 5}.bind(backend, transfer_limits{}).groups() == 5);
+    CHECK(backend.launches + backend.copies == 0);
+    backend.refuse_launch = 3;
+    CHECK_THROWS_AS(static_cast<void>(gather_scatter_engine{}.bind(backend, transfer_limits{})), resource_error);
+    CHECK(backend.allocated == 0);
+    CHECK(backend.streams == 0);
+    immediate_backend cheap;
+    CHECK(gather_scatter_engine{}.bind(cheap, transfer_limits{}).groups() == gather_scatter_engine::groups_unmeasured);
+    CHECK(cheap.launches + cheap.copies == 0);
   }
 
   TEST_CASE("a plan that can hold no entries is posted without a gather")

@@ -9,6 +9,7 @@
 #include <pulseinfer/device/lanes.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/operation/certify_skipped.hpp>
+#include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
@@ -208,6 +209,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
 
   /// Enqueues the selection of the request's rows: one launch where no row has more blocks than its budget,
   /// else for each pass of max_step_tokens query tokens two more, and one for each run of neighbouring KV heads that choose.
+  /// Where launches are dear and lists short (choose_blocks::fits), one besides those of the runs.
   /// @status out_of_range for an unknown layer; capacity_exceeded for more rows or blocks than bound; invalid_argument for
   ///         queries of another shape; what the backend's launch says
   status select_async(typename B::stream_ref stream, select_request const& request) noexcept
@@ -223,35 +225,33 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
         request.queries.dim != limits_.geometry.head_dim) {
         return status::invalid_argument;
       }
+      if (chooses_at_once(request)) {
+        status const scored = score_async(stream, request, {});
+        if (scored != status::ok) { return scored; }
+        return backend_->launch(
+          stream,
+          choose_blocks{
+            .choose = choice(request),
+            .scores = scores_of(request.layer),
+            .votes = votes_.template as<float>(),
+            .most_blocks = request.most_blocks,
+            .favour = favour_});
+      }
       for (std::uint32_t first = 0; first == 0 || first < request.most_queries; first += limits_.max_step_tokens) {
         if (status const result = vote_async(stream, request, first); result != status::ok) { return result; }
       }
     }
-    resolved_budget const& blocks = budget(request.layer);
-    select_top_k const choice{
-      .layer = request.layer,
-      .rows = request.rows,
-      .info = request.info,
-      .votes = votes_.template as<float>(),
-      .selection = request.selection,
-      .vote_pitch = pitch_,
-      .head_groups = limits_.geometry.head_groups,
-      .block_tokens = limits_.geometry.block_tokens,
-      .budget_blocks = blocks.budget_blocks,
-      .sink_blocks = blocks.sink_blocks,
-      .recent_blocks = blocks.recent_blocks,
-      .remember = request.remember};
-    if constexpr (requires { budget_policy_.sizes(0U, 0U); }) {
+    if constexpr (budget_follows_mass) {
       return backend_->launch(
         stream,
         select_top_p{
-          .most = choice,
-          .sizes = budget_policy_.sizes(blocks.budget_blocks, limits_.geometry.block_tokens),
+          .most = choice(request),
+          .sizes = budget_policy_.sizes(budget_blocks(request.layer), limits_.geometry.block_tokens),
           .share = static_cast<float>(budget_policy_.share),
           .favour = favour_,
           .most_blocks = request.most_blocks});
     } else {
-      return backend_->launch(stream, choice);
+      return backend_->launch(stream, choice(request));
     }
   }
 
@@ -263,6 +263,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   };
 
   static constexpr std::uint32_t no_weights = ~0U;
+  static constexpr bool budget_follows_mass = requires(Budget const& policy) { policy.sizes(0U, 0U); };
 
   struct layer_heads {
     std::uint32_t count = 0;
@@ -320,36 +321,77 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     return !is_none(layer) && to_index(layer) < limits_.geometry.layers;
   }
 
-  /// Votes of the query tokens from `first` on, added to those of the passes before.
-  status vote_async(typename B::stream_ref stream, select_request const& request, std::uint32_t first) noexcept
+  [[nodiscard]] select_top_k choice(select_request const& request) const noexcept
+  {
+    resolved_budget const& blocks = budget(request.layer);
+    return {
+      .layer = request.layer,
+      .rows = request.rows,
+      .info = request.info,
+      .votes = votes_.template as<float>(),
+      .selection = request.selection,
+      .vote_pitch = pitch_,
+      .head_groups = limits_.geometry.head_groups,
+      .block_tokens = limits_.geometry.block_tokens,
+      .budget_blocks = blocks.budget_blocks,
+      .sink_blocks = blocks.sink_blocks,
+      .recent_blocks = blocks.recent_blocks,
+      .remember = request.remember};
+  }
+
+  [[nodiscard]] score_table scores_of(layer_id layer) const noexcept
+  {
+    return {
+      .data = scores_.template as<float>(),
+      .queries = limits_.max_step_tokens,
+      .heads = heads_[to_index(layer)].count * limits_.geometry.query_group(),
+      .pitch = pitch_};
+  }
+
+  /// Whether shares, votes and choice are one launch.
+  [[nodiscard]] bool chooses_at_once(select_request const& request) const noexcept
   {
     layer_heads const& heads = heads_[to_index(request.layer)];
-    std::uint32_t const most = limits_.max_step_tokens;
-    std::uint32_t const rest = request.most_queries > first ? request.most_queries - first : 0;
-    score_table const scores{
-      .data = scores_.template as<float>(),
-      .queries = most,
-      .heads = heads.count * limits_.geometry.query_group(),
-      .pitch = pitch_};
-    query_pass const pass{.first = first, .last = rest <= most};
-    std::uint32_t const budget = budget_blocks(request.layer);
-    std::uint32_t const block_tokens = limits_.geometry.block_tokens;
+    std::uint32_t const voters =
+      request.most_queries * heads.count * limits_.geometry.query_group() / limits_.geometry.head_groups;
+    return prefers_few_launches<B> && !budget_follows_mass && !heads.largest && heads.first_weight == no_weights &&
+      request.most_queries <= limits_.max_step_tokens && choose_blocks::fits(request.most_blocks, voters);
+  }
+
+  /// Scores of the pass's query tokens.
+  status score_async(typename B::stream_ref stream, select_request const& request, query_pass pass) noexcept
+  {
+    layer_heads const& heads = heads_[to_index(request.layer)];
     for (std::uint32_t i = 0; i < heads.runs; ++i) {
       head_run const& run = runs_[heads.first_run + i];
       typename Digest::score_operation op{
         .request = request,
-        .scores = scores,
+        .scores = scores_of(request.layer),
         .pass = pass,
         .heads = run.heads,
         .query_group = limits_.geometry.query_group(),
-        .block_tokens = block_tokens,
-        .budget_blocks = budget,
+        .block_tokens = limits_.geometry.block_tokens,
+        .budget_blocks = budget_blocks(request.layer),
         .digest_type = digest_.type,
         .scale = scale_};
       op.request.digests.base += run.place * digest_.head_bytes(limits_.geometry.head_dim);
       op.scores.data += std::uint64_t{run.place} * limits_.geometry.query_group() * pitch_;
       if (status const result = backend_->launch(stream, op); result != status::ok) { return result; }
     }
+    return status::ok;
+  }
+
+  /// Votes of the query tokens from `first` on, added to those of the passes before.
+  status vote_async(typename B::stream_ref stream, select_request const& request, std::uint32_t first) noexcept
+  {
+    layer_heads const& heads = heads_[to_index(request.layer)];
+    std::uint32_t const most = limits_.max_step_tokens;
+    std::uint32_t const rest = request.most_queries > first ? request.most_queries - first : 0;
+    score_table const scores = scores_of(request.layer);
+    query_pass const pass{.first = first, .last = rest <= most};
+    std::uint32_t const budget = budget_blocks(request.layer);
+    std::uint32_t const block_tokens = limits_.geometry.block_tokens;
+    if (status const scored = score_async(stream, request, pass); scored != status::ok) { return scored; }
     status const shared = backend_->launch(
       stream,
       share_blocks{

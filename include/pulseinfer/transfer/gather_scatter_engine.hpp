@@ -8,6 +8,9 @@
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/operation/gather_blocks.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/operation/order_entries.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/transfer/measure_gather.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 #include <pulseinfer/view/copy_list.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
@@ -25,8 +28,11 @@ namespace pulseinfer {
 /// calls of merged runs. Any layout and alignment.
 struct gather_scatter_engine {
   static constexpr plan_place plans_on = plan_place::device;
+  static constexpr std::uint32_t groups_unmeasured = 8;
 
-  std::uint32_t groups = 8;  ///< thread groups of a gather; see operation/gather_blocks.hpp
+  /// Thread groups of a gather, see operation/gather_blocks.hpp. Absent: where launches are dear they are measured when it is
+  /// bound (measure_gather), elsewhere `groups_unmeasured`. Give a number for set-ups that must come out alike each time.
+  std::optional<std::uint32_t> groups = {};
   /// Rows gathered and then posted as landed together; 0: all of the plan. Absent: all where launches are dear
   /// (`prefers_few_launches`), else each row by itself, so that the first ones go on while the last ones travel.
   /// @source measured: on an H200 single rows win only above about 512 KiB a row and layer
@@ -38,13 +44,23 @@ struct gather_scatter_engine {
    public:
     bound(B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
       : backend_{&backend},
-        groups_{options.groups},
+        groups_{groups_of(backend, limits, options)},
         rows_per_landing_{options.rows_per_landing.value_or(prefers_few_launches<B> ? 0U : 1U)},
         max_rows_{limits.max_rows},
         merged_(options.runs_per_copy)
-    {}
+    {
+      std::uint64_t const bytes = limits.layout.block_bytes;
+      if (
+        prefers_few_launches<B> && bytes > 0 && bytes < order_entries::ordered_below_bytes && limits.max_entries > 0) {
+        ordered_entries_ = limits.max_entries;
+        ordered_ = slab<B>{
+          backend, memory_space::device,
+          std::uint64_t{ordered_entries_} * sizeof(recall_entry) + 2 * sizeof(std::uint32_t)};
+      }
+    }
 
-    /// Gathers and posts the plan's rows in their order.
+    /// Gathers and posts the plan's rows in their order. Blocks of less than 2 KiB are gathered in the order of their host
+    /// addresses where launches are dear: then calls go to one stream.
     /// @stream enqueues on `stream`; the plan's arrays must live until the work has run
     /// @status ok: every row will be posted, as landed, or as failed where its launch was refused. Else invalid_argument for
     ///         more rows than the limits name (nothing enqueued), or the backend's refusal of both the rows' gather and
@@ -58,7 +74,10 @@ struct gather_scatter_engine {
       for (std::uint32_t first = 0; first < rows;) {
         std::uint32_t const count = std::min(most, rows - first);
         status result = status::ok;
-        if (plan.capacity > 0) {
+        bool const ordered = plan.capacity > 0 && plan.capacity <= ordered_entries_;
+        if (ordered) {
+          result = gather_in_order(stream, plan, first, count);
+        } else if (plan.capacity > 0) {
           result = backend_->launch(
             stream, gather_blocks{.plan = plan, .first_row = first, .row_count = count, .groups = groups_});
         }
@@ -95,22 +114,54 @@ struct gather_scatter_engine {
       return status::ok;
     }
 
+    /// Thread groups of a gather.
+    [[nodiscard]] std::uint32_t groups() const noexcept { return groups_; }
+
    private:
+    status gather_in_order(
+      typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t first, std::uint32_t count) noexcept
+    {
+      auto* const entries = ordered_.template as<recall_entry>();
+      auto* const begins = reinterpret_cast<std::uint32_t*>(entries + ordered_entries_);
+      status const result = backend_->launch(
+        stream,
+        order_entries{.plan = plan, .first_row = first, .row_count = count, .ordered = entries, .row_begin = begins});
+      if (result != status::ok) { return result; }
+      recall_plan_ref list = plan;
+      list.entries = entries;
+      list.row_begin = begins;
+      return backend_->launch(stream, gather_blocks{.plan = list, .first_row = 0, .row_count = 1, .groups = groups_});
+    }
+
+    [[nodiscard]] static std::uint32_t groups_of(
+      B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
+    {
+      if (options.groups) { return *options.groups; }
+      if constexpr (prefers_few_launches<B>) {
+        return choose_gather_groups(measure_gather(backend, limits.layout.block_bytes), groups_unmeasured);
+      } else {
+        return groups_unmeasured;
+      }
+    }
+
     B* backend_;
     std::uint32_t groups_;
     std::uint32_t rows_per_landing_;
     std::uint32_t max_rows_;
-    std::vector<copy_run> merged_;  // [runs_per_copy]
+    std::vector<copy_run> merged_;       // [runs_per_copy]
+    std::uint32_t ordered_entries_ = 0;  // that there is room for
+    slab<B> ordered_;                    // [ordered_entries_] recall_entry, and two words: a plan in another order
   };
 
-  /// @throws configuration_error for options that are 0
+  /// Measures the device where that is asked for: some hundredths of a second.
+  /// @throws configuration_error for options that are 0; resource_error where the measuring is refused
   template <class B>
   [[nodiscard]] bound<B> bind(B& backend, transfer_limits const& limits) const
   {
-    if (groups == 0 || runs_per_copy == 0) {
+    if (groups == 0U || runs_per_copy == 0) {
       throw configuration_error{
-        "gather_scatter_engine of " + std::to_string(groups) + " groups and " + std::to_string(runs_per_copy) +
-        " runs per copy; both need at least 1"};
+        "gather_scatter_engine of " + std::to_string(groups.value_or(groups_unmeasured)) + " groups and " +
+        std::to_string(runs_per_copy) + " runs per copy; both need at least 1"};
     }
     return bound<B>{backend, limits, *this};
   }

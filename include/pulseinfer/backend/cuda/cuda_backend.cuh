@@ -5,8 +5,10 @@
 #include <pulseinfer/backend/cuda/copy.cuh>
 #include <pulseinfer/backend/cuda/device_guard.cuh>
 #include <pulseinfer/backend/cuda/error.cuh>
+#include <pulseinfer/backend/cuda/kernel/choose_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
+#include <pulseinfer/backend/cuda/kernel/order_entries.cuh>
 #include <pulseinfer/backend/cuda/kernel/paged_attention.cuh>
 #include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
 #include <pulseinfer/backend/cuda/kernel/resolve_background.cuh>

@@ -3,6 +3,7 @@
 /// paged_attention at the speed of the device's memory: each key and value is read once for up to eight (token, query head)
 /// pairs that share it, and up to eight blocks of threads split the tokens of a lane, so that few rows fill a GPU too.
 
+#include <pulseinfer/backend/cuda/kernel/cluster.cuh>
 #include <pulseinfer/backend/cuda/kernel/row_ring.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/device/exponential.hpp>
@@ -63,23 +64,6 @@ struct attention_form {
     return ring_bytes + (stretches - 1U) * partial_bytes;
   }
 };
-
-/// All threads of the cluster have come here, and see what the others wrote to shared memory before.
-__device__ inline void sync_cluster()
-{
-  asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/// What the cluster's block `rank` has where this block has `own`.
-[[nodiscard]] __device__ inline float load_of_block(float const* own, std::uint32_t rank)
-{
-  auto const here = static_cast<std::uint32_t>(__cvta_generic_to_shared(own));
-  std::uint32_t there = 0;
-  float value = 0.0F;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-  return value;
-}
 
 /// e^(value - top), 0 where nothing was attended.
 [[nodiscard]] __device__ inline float weight_below(float value, float top)

@@ -3,6 +3,7 @@
 /// plan_recall with its ways over the link side by side: the generic body takes them one after the other.
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/types.hpp>
@@ -25,6 +26,8 @@ __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
   __shared__ std::uint32_t temp_storage[block_scan_words];
   std::uint32_t const lanes = op.rows.count * op.head_groups;
   std::uint32_t* const ids = begins + lanes + 1;
+  let_next_kernel_begin();
+  await_kernel_before();
 
   // Words on the host are asked for before anything needs them.
   bool const posts = threadIdx.x < op.rows.count;
@@ -103,7 +106,7 @@ struct kernel_override<plan_recall> {
   {
     std::size_t const scratch = (std::size_t{2} * op.rows.count * op.head_groups + 1) * sizeof(std::uint32_t);
     void* arguments[] = {const_cast<plan_recall*>(&op)};
-    return cudaLaunchKernel(
+    return launch_early(
       reinterpret_cast<void const*>(&plan_recall_kernel<plan_recall>), dim3{1}, dim3{plan_threads}, arguments, scratch,
       stream);
   }

@@ -3,6 +3,7 @@
 /// resolve_blocks with all threads of a block at work on its lane, where the generic body leaves it to one.
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/types.hpp>
@@ -72,6 +73,8 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
   std::uint64_t* const keys = resolve_scratch;
   auto* const victims = reinterpret_cast<std::uint32_t*>(keys + op.residency.max_lease);
   std::uint32_t* const unsorted = victims + op.residency.max_lease;
+  let_next_kernel_begin();
+  await_kernel_before();
 
   std::uint64_t const item = blockIdx.x;
   row_id const row = op.rows[item / op.head_groups];
@@ -178,7 +181,7 @@ struct kernel_override<resolve_blocks<Replacement>> {
   static cudaError_t launch(op_type const& op, cudaStream_t stream) noexcept
   {
     void* arguments[] = {const_cast<op_type*>(&op)};
-    return cudaLaunchKernel(
+    return launch_early(
       reinterpret_cast<void const*>(&resolve_blocks_kernel<op_type>), dim3{static_cast<unsigned int>(op.shape().items)},
       dim3{resolve_threads}, arguments, scratch_bytes(op), stream);
   }

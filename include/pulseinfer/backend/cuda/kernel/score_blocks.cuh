@@ -3,6 +3,7 @@
 /// score_blocks at the speed of the device's memory: digests stream through shared memory, each read once for up to eight
 /// (token, query head) pairs.
 
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel/row_ring.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/config.hpp>
@@ -60,6 +61,7 @@ template <class Op>
 template <class Op, class Form>
 __global__ void __launch_bounds__(score_threads, Form::blocks) score_blocks_kernel(Op const op, std::uint32_t stretch)
 {
+  let_next_kernel_begin();
   using element = typename Form::element;
   constexpr std::uint32_t pairs = Form::pairs;
   constexpr std::uint32_t elements = Form::elements;

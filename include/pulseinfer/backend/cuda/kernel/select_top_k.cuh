@@ -5,6 +5,7 @@
 
 #include <pulseinfer/backend/cuda/group.cuh>
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/device/kept_blocks.hpp>
 #include <pulseinfer/device/remember_selection.hpp>
@@ -103,21 +104,21 @@ struct top_k_cut {
   return copies.x + copies.y + copies.z + copies.w;
 }
 
-/// @param wanted of the keys, fewer than there are, at least 1   @param digits [top_k_digits] shared
-/// @param found [3] shared   @return the cut, in every thread
-template <std::uint32_t Tiles>
-[[nodiscard]] __device__ top_k_cut find_cut(
-  lane_keys<Tiles> const& keys, std::uint32_t wanted, uint4* digits, std::uint32_t* found, std::uint32_t* temp_storage)
+/// @param keys visit_tiles(visit) calls visit(begin, four_keys) in every thread   @param wanted of the keys, fewer than there
+/// are, at least 1   @param digits [top_k_digits] shared   @param found [3] shared
+/// @return the cut, in every thread   @pre `Threads` threads   @sync the block
+template <std::uint32_t Threads, class Keys>
+[[nodiscard]] __device__ top_k_cut
+find_cut(Keys const& keys, std::uint32_t wanted, uint4* digits, std::uint32_t* found, std::uint32_t* temp_storage)
 {
+  constexpr std::uint32_t own = top_k_digits / Threads;
   top_k_cut cut{.key = 0U, .equal = wanted};
   std::uint32_t known = 0;  // bits of the key that earlier passes found
   auto* const counters = reinterpret_cast<std::uint32_t*>(digits) + threadIdx.x % top_k_copies;
   for (std::uint32_t pass = 0; pass < 3U; ++pass) {
     std::uint32_t const shift = pass == 0U ? 21U : pass == 1U ? 10U : 0U;
     std::uint32_t const mask = pass == 2U ? 1023U : 2047U;
-    for (std::uint32_t i = threadIdx.x; i < top_k_digits; i += top_k_threads) {
-      digits[i] = make_uint4(0U, 0U, 0U, 0U);
-    }
+    for (std::uint32_t i = threadIdx.x; i < top_k_digits; i += Threads) { digits[i] = make_uint4(0U, 0U, 0U, 0U); }
     __syncthreads();
     keys.visit_tiles([&](std::uint32_t, four_keys const& four) {
 #pragma unroll
@@ -127,17 +128,25 @@ template <std::uint32_t Tiles>
       }
     });
     __syncthreads();
-    // Threads in the order of falling digits, two each.
-    std::uint32_t const high = top_k_digits - 1U - 2U * threadIdx.x;
-    std::uint32_t const of_high = sum_of_copies(digits[high]);
-    std::uint32_t const of_low = sum_of_copies(digits[high - 1U]);
+    // Threads in the order of falling digits, `own` each.
+    std::uint32_t const highest = top_k_digits - 1U - own * threadIdx.x;
+    std::uint32_t of_digit[own];
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < own; ++i) {
+      of_digit[i] = sum_of_copies(digits[highest - i]);
+      sum += of_digit[i];
+    }
     std::uint32_t total = 0;
-    std::uint32_t const above = block_exclusive_sum(of_high + of_low, total, temp_storage);
-    if (above < cut.equal && cut.equal <= above + of_high + of_low) {
-      bool const is_high = cut.equal <= above + of_high;
-      found[0] = is_high ? high : high - 1U;
-      found[1] = cut.equal - above - (is_high ? 0U : of_high);
-      found[2] = is_high ? of_high : of_low;
+    std::uint32_t above = block_exclusive_sum(sum, total, temp_storage);
+#pragma unroll
+    for (std::uint32_t i = 0; i < own; ++i) {
+      if (above < cut.equal && cut.equal <= above + of_digit[i]) {
+        found[0] = highest - i;
+        found[1] = cut.equal - above;
+        found[2] = of_digit[i];
+      }
+      above += of_digit[i];
     }
     __syncthreads();
     cut.key |= found[0] << shift;
@@ -152,6 +161,8 @@ template <std::uint32_t Tiles>
 template <class Op, std::uint32_t Tiles>
 __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op)
 {
+  let_next_kernel_begin();
+  await_kernel_before();
   __shared__ uint4 digits[top_k_digits];
   __shared__ std::uint32_t found[3];
   __shared__ std::uint32_t temp_storage[block_scan_words];
@@ -174,7 +185,7 @@ __global__ void __launch_bounds__(top_k_threads) select_top_k_kernel(Op const op
   } else if (kept.chosen != 0U) {
     float const* const votes = op.votes + to_index(lane) * op.vote_pitch;
     lane_keys<Tiles> const keys{votes, kept.head, kept.tail};
-    top_k_cut const cut = find_cut(keys, kept.chosen, digits, found, temp_storage);
+    top_k_cut const cut = find_cut<top_k_threads>(keys, kept.chosen, digits, found, temp_storage);
     std::uint32_t larger = 0;  // of the tiles before
     std::uint32_t equal = 0;
     keys.visit_tiles([&](std::uint32_t begin, four_keys const& four) {
@@ -247,7 +258,7 @@ struct kernel_override<Op> {
     void const* const kernel = op.vote_pitch <= top_k_kept_tiles * top_k_tile
       ? reinterpret_cast<void const*>(&select_top_k_kernel<Op, top_k_kept_tiles>)
       : reinterpret_cast<void const*>(&select_top_k_kernel<Op, 0>);
-    return cudaLaunchKernel(
+    return launch_early(
       kernel, dim3{static_cast<unsigned int>(op.shape().items)}, dim3{top_k_threads}, arguments, 0, stream);
   }
 };
