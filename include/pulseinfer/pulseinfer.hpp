@@ -14,6 +14,7 @@
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/layout/plane.hpp>
 
+#include <pulseinfer/view/balance.hpp>
 #include <pulseinfer/view/checksums.hpp>
 #include <pulseinfer/view/copy_list.hpp>
 #include <pulseinfer/view/decision.hpp>
@@ -194,6 +195,8 @@
 #include <pulseinfer/admission/adaptive_admission.hpp>
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/admission/recorded_admission.hpp>
+#include <pulseinfer/admission/step_history.hpp>
+#include <pulseinfer/admission/working_set_admission.hpp>
 
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/block_stream.hpp>
@@ -205,6 +208,7 @@
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_driver.hpp>
 #include <pulseinfer/manager/recall_ring.hpp>
+#include <pulseinfer/manager/row_balancer.hpp>
 #include <pulseinfer/manager/row_runtime.hpp>
 #include <pulseinfer/manager/sequence_mover.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
@@ -224,6 +228,7 @@
 #if !defined(__CUDACC__)
 #  include <pulseinfer/workload/counted_workload.hpp>
 #  include <pulseinfer/workload/simulated_decode.hpp>
+#  include <pulseinfer/workload/simulated_serving.hpp>
 #  include <pulseinfer/workload/timed_engine.hpp>
 #endif
 

@@ -3,130 +3,63 @@
 /// Admits as many rows as pay, from what steps were measured to cost.
 
 #include <pulseinfer/admission/fixed_admission.hpp>
+#include <pulseinfer/admission/step_history.hpp>
 #include <pulseinfer/concepts/admission_policy.hpp>
+#include <pulseinfer/view/balance.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 
 namespace pulseinfer {
 
-/// What a step of so many rows is expected to take.
-struct step_forecast {
-  double compute = 0.0;  ///< seconds of all work but recalls
-  double recall = 0.0;   ///< seconds that the link needs, with a margin for its spread
-  double time = 0.0;     ///< seconds of the step
-};
-
-/// What steps have cost so far, those of `half_life` steps ago counting half.
-class step_history {
- public:
-  /// @param link bytes a second   @param keep weight of what is known already, against one step
-  void add(step_sample const& sample, double link, double keep) noexcept
-  {
-    double const rows = sample.rows;
-    double const time = seconds(sample.end - sample.begin);
-    double const stalled = std::min(seconds(sample.stalled), time);
-    double const bytes = static_cast<double>(sample.recalled_bytes);
-    double const recall = bytes / link;
-    double const compute = time - stalled;
-    double const expected = forecast(sample.rows, 0.0, link).time;
-    if (expected > 0.0) { correction_ = keep * correction_ + (1.0 - keep) * std::clamp(time / expected, 0.5, 4.0); }
-    if (weight_ > 0.0) {
-      double const surprise = bytes - rows * bytes_per_row_ / weight_;
-      surprise_weight_ = keep * surprise_weight_ + 1.0;
-      sum(keep, surprises_, surprise * surprise / rows);
-    }
-    weight_ = keep * weight_ + 1.0;
-    sum(keep, rows_, rows);
-    sum(keep, rows_squared_, rows * rows);
-    sum(keep, compute_, compute);
-    sum(keep, rows_compute_, rows * compute);
-    sum(keep, bytes_per_row_, bytes / rows);
-    // Steps of one size alone say nothing of what a row costs: what those of several sizes have said stays.
-    double const mean_rows = rows_ / weight_;
-    double const spread = rows_squared_ / weight_ - mean_rows * mean_rows;
-    if (spread > 0.01 * mean_rows) {
-      double const mean_compute = compute_ / weight_;
-      double const slope = (rows_compute_ / weight_ - mean_rows * mean_compute) / spread;
-      slope_ = std::clamp(slope, 0.0, mean_compute / mean_rows);
-    }
-    if (recall > 0.0 && recall < compute) {
-      exposed_weight_ = keep * exposed_weight_ + 1.0;
-      sum(keep, exposed_, std::min(stalled / recall, 1.0));
-    }
-    ++steps_;
-  }
-
-  [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
-
-  /// @param margin standard deviations of the recalled bytes that are added   @return zeros while nothing was measured
-  [[nodiscard]] step_forecast forecast(std::uint32_t rows, double margin, double link) const noexcept
-  {
-    if (weight_ == 0.0) { return {}; }
-    double const mean_rows = rows_ / weight_;
-    double const mean_compute = compute_ / weight_;
-    double const mean_bytes = bytes_per_row_ / weight_;
-    double const row_variance = surprise_weight_ > 0.0 ? surprises_ / surprise_weight_ : 0.0;
-    step_forecast result;
-    result.compute = mean_compute + slope_ * (rows - mean_rows);
-    result.recall = (mean_bytes * rows + margin * std::sqrt(row_variance * rows)) / link;
-    double const exposed = exposed_weight_ > 0.0 ? exposed_ / exposed_weight_ : first_exposed;
-    result.time = std::max(result.compute, result.recall) + exposed * std::min(result.compute, result.recall);
-    return result;
-  }
-
-  /// Measured over expected time.
-  [[nodiscard]] double correction() const noexcept { return correction_; }
-
-  [[nodiscard]] static double seconds(nanoseconds t) noexcept { return static_cast<double>(t.count()) * 1e-9; }
-
- private:
-  static constexpr double first_exposed = 0.3;  // while no step was bound by its computing
-
-  static void sum(double keep, double& sum, double value) noexcept { sum = keep * sum + value; }
-
-  double weight_ = 0.0;
-  double rows_ = 0.0;
-  double rows_squared_ = 0.0;
-  double compute_ = 0.0;
-  double rows_compute_ = 0.0;
-  double bytes_per_row_ = 0.0;
-  double surprise_weight_ = 0.0;
-  double surprises_ = 0.0;  // squared, over the rows: the variance of one row where rows are independent
-  double slope_ = 0.0;      // seconds of computing for one row more
-  double exposed_weight_ = 0.0;
-  double exposed_ = 0.0;
-  double correction_ = 1.0;
-  std::uint64_t steps_ = 0;
-};
-
-/// A step of B rows is expected to take max(C, R) + e * min(C, R): C(B) = a + b * B is fitted to the time that steps did not
-/// stall; R(B) is B times what a row recalls on average, and `caution` standard deviations of a step's sum, over the link's
-/// rate; e, the part of the shorter one that the longer one does not hide, is measured. What steps took against what was
-/// expected corrects the next forecast. A further row is let in while memory for its whole length is free (as
-/// fixed_admission counts it), the step stays within `tpot_target`, and tokens a second grow by at least `least_gain` of a
-/// row's fair share. Rows are let in by rounds, each of half as many as run; then `settle_steps` steps show what they cost.
+/// The time of a step is followed as T(B) = a + b B (step_history); a step of B rows takes at least what their recalls take on
+/// the link. A further row is let in while memory for its whole length is free (as fixed_admission counts it), fewer rows run
+/// than `limit()`, and the round has room: rows are let in by rounds of half as many as run, or as the limit is away if that is
+/// fewer, then `settle_steps` steps show what they cost.
+///
+/// The limit is the largest B for which one more row still brings `least_gain` of its fair share of tokens a second and, where
+/// there is a target, T(B) with its spread stays within it. How many standard deviations that takes is learnt: each step that
+/// misses the target raises the margin, each that keeps it lowers it, so that `missed_share` of them miss. The limit is moved
+/// only where it is off by more than `band`: what is noise moves nothing.
 struct adaptive_admission {
+  static constexpr std::uint64_t least_hold = 4096, most_hold = 16384;
+
   nanoseconds tpot_target{0};           ///< longest step that a further row may make; 0: none
   double link_bytes_per_second = 50e9;  ///< of recalls, as measured on the machine
   double least_gain = 0.01;             ///< of a row's fair share of the throughput
-  double caution = 1.28;                ///< standard deviations of the recalled bytes
-  double target_caution = 2.6;          ///< likewise, where a target is to be kept in 99 steps of 100
-  double most_link_share = 0.8;         ///< of the target that recalls may fill, where there is one
+  double missed_share = 0.004;          ///< of the steps that may take longer than the target
+  double margin = 3.0;                  ///< standard deviations that are kept free below the target, to begin with
+  double band = 0.15;                   ///< of the limit
   std::uint32_t max_rows = 0;           ///< rows that run together; 0: as many as there are
-  std::uint32_t half_life = 32;         ///< steps
+  std::uint32_t horizon_steps = 512;    ///< steps in which what is brought back must have paid
+  double bring_back_gain = 4.0;         ///< times what is brought: all rows wait for that, and few for recalls
+  std::uint32_t crowded_steps = 128;    ///< after somebody waited for slots, in which no row begins with all of them
+  double outlier = 4.0;                 ///< times what others recall: brought back if another can make room
+  double miss_exponent = 0.9;           ///< of a layer's misses over its slots, until it was measured
   std::uint32_t settle_steps = 4;       ///< steps that show what further rows cost, before the next are let in
   step_history measured = {};
-  std::uint64_t round_begin = 0;   ///< step in which the first of the last rows was let in
-  std::uint32_t round_rows = 0;    ///< rows that ran before them
-  std::uint32_t round_let_in = 0;  ///< of them
+  std::uint32_t limit_rows = 0xFFFFFFFFU;
+  std::uint32_t prompt_steps = 0;   ///< in a row that brought prompts in
+  double recall_at_cut = 0.0;       ///< seconds of the link for a row's recalls then
+  std::uint64_t cut_at = 0;         ///< step of the last cut of a limit that was reached
+  std::uint64_t hold = least_hold;  ///< steps after it without a raise: twice as many with each raise that was cut
+  bool raised = false;              ///< the last move of such a limit
+  std::uint64_t crowded_at = 0;     ///< step in which somebody last waited for slots; 0: nobody has
+  std::uint64_t round_begin = 0;    ///< step in which the first of the last rows was let in
+  std::uint32_t round_rows = 0;     ///< rows that ran before them
+  std::uint32_t round_let_in = 0;   ///< of them
 
   void observe(step_sample const& sample) noexcept
   {
-    if (sample.rows == 0 || sample.end <= sample.begin) { return; }
-    measured.add(sample, link_bytes_per_second, std::exp2(-1.0 / std::max(half_life, 1U)));
+    if (sample.rows == 0 || sample.end <= sample.begin || brings_prompts(sample)) { return; }
+    learn_margin(sample);
+    measured.add(sample, link_bytes_per_second);
+    move_limit(sample.rows);
   }
 
   /// @return rejected where the request could not run on an idle system either; an idle system takes what fits
@@ -140,34 +73,245 @@ struct adaptive_admission {
       round_rows = free.rows_running;
       round_let_in = 0;
     }
-    bool const room = round_let_in < std::max(round_rows / 2, 1U);
-    if (free.rows_running != 0 && !(room && pays(free.rows_running))) { return admission::queued; }
+    // By halves of the way: what the next rows cost is known better then.
+    std::uint32_t const way = limit() > round_rows ? limit() - round_rows : 0;
+    bool const room = round_let_in < std::max(std::min(round_rows / 2, way / 2), 1U);
+    if (free.rows_running != 0 && !(room && free.rows_running < limit())) { return admission::queued; }
     ++round_let_in;
     return admission::admitted;
   }
 
-  /// Whether one row more than `rows` raises the throughput enough, and keeps the target.
-  [[nodiscard]] bool pays(std::uint32_t rows) const noexcept
+  /// Rows that are to run at most, as far as traffic says; memory may say fewer.
+  [[nodiscard]] std::uint32_t limit() const noexcept { return limit_rows; }
+
+  /// The limit without the band.
+  /// @param errors of the level's that are counted against further rows
+  [[nodiscard]] double rows_that_pay(double errors = 1.0) const noexcept
   {
-    if (measured.steps() == 0) { return true; }
-    if (tpot_target > nanoseconds{0}) {
-      double const target = step_history::seconds(tpot_target);
-      step_forecast const worst = forecast(rows + 1, target_caution);
-      if (worst.time > target || worst.recall > most_link_share * target) { return false; }
-    }
-    double const now = forecast(rows, caution).time;
-    return (rows + 1) / forecast(rows + 1, caution).time - rows / now >= least_gain / now;
+    if (measured.steps() == 0) { return std::numeric_limits<double>::infinity(); }
+    double const rows = measured.rows();
+    double const time = measured.expected(rows);
+    // Where it is not known what a row costs, the throughput is taken to grow, and the target to be used up in proportion.
+    double const least_slope = measured.slope() - measured.slope_error();
+    double const fixed_part = time - least_slope * rows;
+    double const by_gain =
+      least_slope > 0.0 ? fixed_part * (1.0 / least_gain - 1.0) / least_slope : std::numeric_limits<double>::infinity();
+    if (tpot_target == nanoseconds{0}) { return by_gain; }
+    double const target = step_history::seconds(tpot_target);
+    double const left = target - margin * measured.deviation() - errors * measured.level_error() - time;
+    // Once the link is the narrow side a row costs more than steps have shown so far; a step of twice the rows takes at most
+    // twice the time.
+    bool const link_counts = measured.recall_per_row() * rows > 0.5 * time;
+    double const seen = measured.slope() + measured.slope_error();
+    double const most_slope =
+      std::min(time / rows, link_counts ? 1.25 * std::max(seen, measured.recall_per_row()) : seen);
+    double const by_target = rows + left / most_slope;
+    double const by_link = target / std::max(measured.recall_per_row(), 1e-12);
+    // Nothing is known of a row's cost before their number has varied.
+    if (measured.slope() == 0.0 && left > 0.0) { return std::min({by_gain, by_link, std::max(by_target, rows + 1.0)}); }
+    return std::min({by_gain, by_target, by_link});
   }
 
-  /// What a step of so many rows is expected to take, corrected.
-  [[nodiscard]] step_forecast forecast(std::uint32_t rows, double margin) const noexcept
+  /// Whether a row that admission may place begins with a slot for every block: nothing is offloaded while everything fits.
+  /// Where others waited for slots a while ago, it would have to give its own up at once.
+  [[nodiscard]] bool keeps_resident(demand const& request, capacity const& free) const noexcept
   {
-    step_forecast expected = measured.forecast(rows, margin, link_bytes_per_second);
-    expected.time *= measured.correction();
-    return expected;
+    bool const crowded = crowded_at != 0 && measured.steps() < crowded_at + crowded_steps;
+    return !crowded && std::max(request.slots_prefill, request.slots_decode) <= free.slots_free;
+  }
+
+  /// Which row gives its slots up, which gets them all, and how many each layer has.
+  ///
+  /// Where somebody waits for slots and a further row pays, the row offloads that recalls the least for each slot it frees. Rows
+  /// that have never offloaded are taken to recall what the others do in the mean. Where slots are free and nobody waits for
+  /// them, the row that recalls the most for each slot it needs comes back, if what it recalls until its end, but not for longer
+  /// than `horizon_steps`, is `bring_back_gain` times what must be brought. A row that recalls more than `outlier` times as much as the others
+  /// comes back in any case, if another can make room.
+  [[nodiscard]] balance_answer plan(balance_question const& asked, std::span<std::uint32_t> slots) noexcept
+  {
+    balance_answer answer;
+    answer.spread = spreads(asked, slots);
+    row_choice const chosen = look(asked);
+    std::uint64_t const free = asked.free.slots_free;
+    bool const wanted = asked.waiting != nullptr && asked.free.rows_running < std::min(limit(), asked.free.rows_total);
+    bool const lacking = wanted && std::max(asked.waiting->slots_prefill, asked.waiting->slots_decode) > free;
+    if (lacking) { crowded_at = std::max<std::uint64_t>(measured.steps(), 1); }
+    bool const outlies = chosen.worst != nullptr && chosen.worst_recalls > outlier * chosen.others;
+    if (outlies) {
+      std::uint64_t const more = chosen.worst->slots_all - chosen.worst->slots_now;
+      bool const room =
+        chosen.cheapest != nullptr && more <= free + chosen.cheapest->slots_now - chosen.cheapest->slots_lease;
+      if (more > free && room) { answer.demote = chosen.cheapest->row; }
+      if (more <= free || room) { answer.promote = chosen.worst->row; }
+      return answer;
+    }
+    if (lacking && chosen.cheapest != nullptr) {
+      answer.demote = chosen.cheapest->row;
+    } else if (asked.waiting == nullptr && chosen.dearest != nullptr) {
+      answer.promote = chosen.dearest->row;
+    }
+    return answer;
+  }
+
+ private:
+  struct row_choice {
+    row_figures const* cheapest = nullptr;  ///< of the resident rows, to offload
+    row_figures const* dearest = nullptr;   ///< of the offloaded ones that fit, to bring back
+    row_figures const* worst = nullptr;     ///< recalls most
+    double worst_recalls = 0.0;
+    double others = 0.0;  ///< mean of what the other offloaded rows recall
+  };
+
+  [[nodiscard]] row_choice look(balance_question const& asked) const noexcept
+  {
+    row_choice chosen;
+    double sum = 0.0, count = 0.0;
+    for (row_figures const& row : asked.rows) {
+      if (!row.measured) { continue; }
+      sum += row.recalled_blocks;
+      count += 1.0;
+      if (row.recalls && row.recalled_blocks > chosen.worst_recalls) {
+        chosen.worst = &row;
+        chosen.worst_recalls = row.recalled_blocks;
+      }
+    }
+    chosen.others = count > 1.0 ? (sum - chosen.worst_recalls) / (count - 1.0) : chosen.worst_recalls;
+    double least = std::numeric_limits<double>::infinity(), most = 0.0;
+    for (row_figures const& row : asked.rows) {
+      double const recalls = row.measured ? row.recalled_blocks : std::max(chosen.others, 1.0);
+      if (!row.recalls) {
+        auto const frees = static_cast<double>(row.slots_now - std::min(row.slots_now, row.slots_lease));
+        if (frees > 0.0 && recalls / frees < least) {
+          least = recalls / frees;
+          chosen.cheapest = &row;
+        }
+        continue;
+      }
+      if (!row.measured || row.slots_all < row.slots_now) { continue; }
+      auto const needs = static_cast<double>(row.slots_all - row.slots_now);
+      double const steps =
+        std::min(static_cast<double>(horizon_steps), static_cast<double>(row.max_tokens) - row.tokens);
+      bool const pays =
+        recalls * steps > bring_back_gain * needs && needs <= static_cast<double>(asked.free.slots_free);
+      if (pays && recalls / std::max(needs, 1.0) > most) {
+        most = recalls / std::max(needs, 1.0);
+        chosen.dearest = &row;
+      }
+    }
+    return chosen;
+  }
+
+  /// Deals out a lane's slots so that one more would save as much in each layer: with misses of m (h / h0)^-t, where m of the
+  /// selection missed with h0 slots, h goes with (m h0^t)^(1 / (1 + t)). The exponent is fitted to what layers missed before and
+  /// after their slots were changed. @return whether they are to be changed
+  [[nodiscard]] bool spreads(balance_question const& asked, std::span<std::uint32_t> slots) noexcept
+  {
+    if (asked.least_slots == asked.most_slots) { return false; }
+    double missed = 0.0, layers = 0.0;
+    double fit = fit_weight * miss_exponent, weight = fit_weight;
+    for (layer_figures const& layer : asked.layers) {
+      if (!layer.selects) { continue; }
+      missed += layer.missed_blocks;
+      layers += 1.0;
+      bool const known = layer.missed_share_before > 0.0 && layer.missed_blocks > 0.0 && layer.slots > 0.0;
+      if (!known) { continue; }
+      double const moved = std::log(layer.slots / layer.slots_before);
+      fit -= moved * std::log(layer.missed_blocks / layer.selected_blocks / layer.missed_share_before);
+      weight += moved * moved;
+    }
+    if (missed < blocks_to_spread * layers) { return false; }
+    double const exponent = std::clamp(fit / std::max(weight, 1e-9), 0.3, 2.0);
+    auto const pull = [exponent](layer_figures const& layer) {
+      double const share = (layer.missed_blocks + 0.5) / (layer.selected_blocks + 1.0);
+      return std::pow(share * std::pow(layer.slots, exponent), 1.0 / (1.0 + exponent));
+    };
+    double const all = layers * asked.mean_slots;
+    // The height of the water: by halves, since lanes have a least and a most.
+    double low = 0.0, high = 1e12;
+    auto const slots_at = [&](layer_figures const& layer, double height) {
+      return std::clamp(std::floor(pull(layer) * height), 1.0 * asked.least_slots, 1.0 * asked.most_slots);
+    };
+    for (int i = 0; i < 80; ++i) {
+      double const middle = (low + high) / 2.0;
+      double sum = 0.0;
+      for (layer_figures const& layer : asked.layers) { sum += layer.selects ? slots_at(layer, middle) : 0.0; }
+      (sum <= all ? low : high) = middle;
+    }
+    bool changed = false;
+    for (std::size_t l = 0; l < asked.layers.size(); ++l) {
+      layer_figures const& layer = asked.layers[l];
+      double const wanted = layer.selects ? slots_at(layer, low) : 0.0;
+      slots[l] = static_cast<std::uint32_t>(wanted);
+      changed = changed || (layer.selects && std::abs(wanted - layer.next_slots) > 0.1 * layer.next_slots);
+    }
+    return changed;
+  }
+
+  static constexpr double blocks_to_spread = 200.0;  // misses of a layer that say how much it misses
+  static constexpr double fit_weight = 0.5;          // of miss_exponent, against what is measured
+
+  /// Whether a step says nothing of decoding: prompts came in with it, and other steps are not long ago.
+  [[nodiscard]] bool brings_prompts(step_sample const& sample) noexcept
+  {
+    prompt_steps = sample.prompt_tokens == 0 ? 0 : prompt_steps + 1;
+    return prompt_steps != 0 && prompt_steps < most_prompt_steps;
+  }
+
+  static constexpr std::uint32_t most_prompt_steps = 64;
+
+  void move_limit(std::uint32_t rows) noexcept
+  {
+    auto const whole = [](double wanted) { return std::max(std::floor(wanted), 1.0); };
+    double wanted = whole(rows_that_pay());
+    double const now = limit_rows;
+    // What few steps have shown raises nothing and cuts nothing.
+    if (wanted < now) { wanted = std::min(whole(rows_that_pay(-1.0)), now); }
+    // Traffic has changed for good: what was learnt of raises does not hold any more.
+    if (wanted >= 1.5 * now || measured.recall_per_row() < 0.75 * recall_at_cut) {
+      cut_at = 0;
+      hold = least_hold;
+      recall_at_cut = 0.0;
+    }
+    double const noise = std::max(band * now, 2.0);
+    bool const lower = wanted < now - noise;
+    bool const higher = wanted > now + (cut_at != 0 ? noise : 0.03 * now);
+    if (!lower && !higher) { return; }
+    // Much of the target that is not used is no noise.
+    std::uint64_t const held = unused_share() > 0.1 ? hold / 4 : hold;
+    if (higher && cut_at != 0 && measured.steps() < cut_at + held) { return; }
+    // Of a limit that nobody has come near nothing was learnt: it is a forecast, and follows the others.
+    bool const reached = rows >= 0.7 * now;
+    if (reached && lower) {
+      hold = raised ? std::min(2 * hold, most_hold) : hold;
+      cut_at = measured.steps();
+      recall_at_cut = measured.recall_per_row();
+    }
+    raised = higher;
+    limit_rows = static_cast<std::uint32_t>(std::min(wanted, double{std::numeric_limits<std::uint32_t>::max()}));
+  }
+
+  /// Share of the target that steps and their margin leave free; 0 without one.
+  [[nodiscard]] double unused_share() const noexcept
+  {
+    if (tpot_target == nanoseconds{0}) { return 0.0; }
+    double const used = measured.expected(measured.rows()) + margin * measured.deviation();
+    return 1.0 - used / step_history::seconds(tpot_target);
+  }
+
+  /// Moves the margin so that in the long run `missed_share` of the steps miss the target.
+  void learn_margin(step_sample const& sample) noexcept
+  {
+    // Where more rows run than the limit says, that they miss it is known already.
+    if (tpot_target == nanoseconds{0} || measured.steps() < settle_steps || sample.rows > limit_rows) { return; }
+    bool const missed = sample.end - sample.begin > tpot_target;
+    // That traffic has changed is no matter of the margin.
+    double const off = step_history::seconds(sample.end - sample.begin) - measured.expected(sample.rows);
+    if (off > 6.0 * measured.deviation()) { return; }
+    constexpr double rate = 0.15;
+    margin = std::clamp(margin + rate * ((missed ? 1.0 : 0.0) - missed_share), 2.4, 5.0);
   }
 };
 
-static_assert(admission_policy<adaptive_admission>);
+static_assert(balancing_admission<adaptive_admission>);
 
 }  // namespace pulseinfer

@@ -2,9 +2,12 @@
 
 /// Decides between steps how much runs. Meanings: docs/concepts.md#admission-policy.
 
+#include <pulseinfer/view/balance.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 
 #include <concepts>
+#include <cstdint>
+#include <span>
 
 namespace pulseinfer {
 
@@ -20,6 +23,15 @@ concept admission_decides = requires(A& self, demand const& request, capacity co
 
 template <class A>
 concept admission_policy = admission_observes<A> && admission_decides<A>;
+
+/// A policy that may also say which rows offload and how many slots each layer has.
+template <class A>
+concept balancing_admission = admission_policy<A> &&
+  requires(A& self, demand const& request, capacity const& free, balance_question const& asked,
+           std::span<std::uint32_t> slots) {
+    { self.keeps_resident(request, free) } noexcept -> std::same_as<bool>;
+    { self.plan(asked, slots) } noexcept -> std::same_as<balance_answer>;
+  };
 
 /// One sentence for each requirement that `A` misses.
 template <class A>

@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,11 +43,12 @@ enum class row_slots : std::uint8_t {
 struct row_blocks {
   row_mode mode = row_mode::idle;
   row_slots slots = row_slots::prompt;
-  bool keeps = false;     ///< every block stays in a slot also once the row selects
-  bool hurries = false;   ///< its blocks are to be written although they stay resident
-  bool streams = false;   ///< its prompt comes in without staying resident
-  bool offloads = false;  ///< the row will leave blocks on the host alone once it is long enough
-  bool warm = false;      ///< warm_up has chosen the blocks that stay
+  bool keeps = false;          ///< every block stays in a slot also once the row selects
+  bool hurries = false;        ///< its blocks are to be written although they stay resident
+  bool streams = false;        ///< its prompt comes in without staying resident
+  bool offloads = false;       ///< the row will leave blocks on the host alone once it is long enough
+  bool placed_freely = false;  ///< admission may say whether the row offloads
+  bool warm = false;           ///< warm_up has chosen the blocks that stay
   std::uint32_t prompt_tokens = 0;
   std::uint32_t opened = 0;         ///< blocks [0, opened) have, or had, a slot
   std::uint32_t listed = 0;         ///< length of the row's tables where every block is resident
@@ -94,11 +96,12 @@ class block_keeper {
           .head_groups = geometry.head_groups,
           .max_blocks = budget.max_blocks,
           .max_selected = budget.max_selected,
-          .max_lease = std::max(budget.lease, 1U),
+          .max_lease = std::max(budget.max_lease, 1U),
           .ring = budget.ring,
           .slot_words = pool_.total_slots()}},
-      leases_{geometry.layers,   options.max_rows,           geometry.head_groups,
-              budget.max_blocks, std::max(budget.lease, 1U), budget.ring},
+      leases_{
+        geometry.layers, options.max_rows, geometry.head_groups, budget.max_blocks, std::max(budget.max_lease, 1U),
+        budget.ring},
       sequences_{options.max_rows, budget.max_blocks, geometry.block_tokens},
       staging_{
         backend,
@@ -107,7 +110,7 @@ class block_keeper {
         policy,
         patches_per_place,
         geometry.layers * geometry.head_groups * lanes_per_place,
-        budget.lease + budget.ring,
+        budget.max_lease + budget.ring,
         options.wait_limit},
       sums_{
         backend, memory_space::pinned,
@@ -121,11 +124,15 @@ class block_keeper {
       warmed_{backend},
       settled_{backend},
       rows_(options.max_rows),
+      layer_lease_(geometry.layers, budget.lease),
+      by_lease_(geometry.layers),
+      least_given_{budget.lease},
       reserved_(pool_.per_layer() ? geometry.layers : 1, 0),
       window_begin_(std::uint64_t{options.max_rows} * geometry.layers, 0),
       kept_mark_(budget.max_blocks, 0),
       extent_patches_(digests_.extents_for(budget.max_blocks) + 1)
   {
+    for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) { by_lease_[layer] = static_cast<layer_id>(layer); }
     hold_stream_slots();
     // To its end: a construction that fails later frees this memory.
     set_up_work(backend, "clearing the books", [&](stream_ref stream) { return books_.clear(backend, stream); });
@@ -491,6 +498,57 @@ class block_keeper {
     return backend_->record(compute_, warmed_.get());
   }
 
+  void place_freely(row_id row, bool freely) noexcept { rows_[to_index(row)].placed_freely = freely; }
+
+  // -- slots by layer
+
+  /// Leases that begin from here on have so many slots in each layer that selects, those of the ring included.
+  /// @param slots [layers]   @status invalid_argument: below or above what a lane may have, or more than quota in the mean
+  status spread_leases(std::span<std::uint32_t const> slots) noexcept
+  {
+    std::uint64_t sum = 0, layers = 0;
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      if (kind_of(static_cast<layer_id>(layer)) != layer_kind::selected) { continue; }
+      bool const fits =
+        slots[layer] >= budget_.least_lease + budget_.ring && slots[layer] <= budget_.max_lease + budget_.ring;
+      if (!fits) { return status::invalid_argument; }
+      sum += slots[layer];
+      ++layers;
+    }
+    if (sum > layers * budget_.quota) { return status::invalid_argument; }
+    for (std::uint32_t layer = 0; layer < geometry_.layers; ++layer) {
+      if (kind_of(static_cast<layer_id>(layer)) != layer_kind::selected) { continue; }
+      layer_lease_[layer] = slots[layer] - budget_.ring;
+      least_given_ = std::min(least_given_, layer_lease_[layer]);
+    }
+    std::ranges::sort(by_lease_, {}, [this](layer_id layer) { return layer_lease_[to_index(layer)]; });
+    return status::ok;
+  }
+
+  [[nodiscard]] std::uint32_t lease_of(layer_id layer) const noexcept { return layer_lease_[to_index(layer)]; }
+  /// The smallest lease that a lane may have.
+  [[nodiscard]] std::uint32_t least_lease() const noexcept { return least_given_; }
+
+  /// Slots of a row in a layer, over its lanes: the lease and the ring.
+  [[nodiscard]] std::uint32_t leased(row_id row, layer_id layer) noexcept
+  {
+    std::uint32_t slots = 0;
+    for (std::uint32_t g = 0; g < geometry_.head_groups; ++g) {
+      slots += leases_.lease_count(layer, lane_of(row, g, geometry_.head_groups)) + budget_.ring;
+    }
+    return slots;
+  }
+
+  /// Slots that are kept back for a row, or would be, over layers and lanes.
+  [[nodiscard]] std::uint64_t kept_back(row_id row, row_slots kept) const
+  {
+    row_blocks const& state = rows_[to_index(row)];
+    std::uint64_t sum = 0;
+    for_reservation(
+      state.prompt_tokens, sequences_[row].max_tokens, kept, [&](std::size_t, std::uint64_t slots) { sum += slots; });
+    return sum;
+  }
+
   [[nodiscard]] row_blocks const& row(row_id id) const noexcept { return rows_[to_index(id)]; }
   [[nodiscard]] sequence_book& sequences() noexcept { return sequences_; }
   [[nodiscard]] sequence_book const& sequences() const noexcept { return sequences_; }
@@ -670,6 +728,17 @@ class block_keeper {
       for (std::uint32_t g = 0; g < geometry_.head_groups; ++g) {
         f(static_cast<layer_id>(layer), lane_of(row, g, geometry_.head_groups));
       }
+    }
+  }
+
+  /// As for_lanes, in the layers that select, those first that get the fewest slots: what they give back serves the others, so
+  /// that a row never holds more than is kept back for it.
+  template <class F>
+  void for_leases(row_id row, F f) const
+  {
+    for (layer_id const layer : by_lease_) {
+      if (kind_of(layer) != layer_kind::selected) { continue; }
+      for (std::uint32_t g = 0; g < geometry_.head_groups; ++g) { f(layer, lane_of(row, g, geometry_.head_groups)); }
     }
   }
 
@@ -1174,24 +1243,25 @@ class block_keeper {
         : ring_place{};
     }
     bool lacking = false;
-    for_lanes(row, [&](layer_id layer, lane_id lane) {
-      if (kind_of(layer) != layer_kind::selected || lacking) { return; }
+    for_leases(row, [&](layer_id layer, lane_id lane) {
+      if (lacking) { return; }
+      std::uint32_t const lease = lease_of(layer);
       leased_slot* const list = staging_.lease(
-        compute_, lease_change{.layer = layer, .lane = lane, .lease_count = budget_.lease, .held_count = budget_.ring});
+        compute_, lease_change{.layer = layer, .lane = lane, .lease_count = lease, .held_count = budget_.ring});
       if (list == nullptr) {
         lacking = true;
         return;
       }
-      for (std::uint32_t i = 0; i < budget_.lease + budget_.ring; ++i) {
+      for (std::uint32_t i = 0; i < lease + budget_.ring; ++i) {
         list[i] = {.slot = take_slot(layer)};
         lacking = lacking || is_none(list[i].slot);
-        if (i < budget_.lease) {
+        if (i < lease) {
           leases_.lease(layer, lane)[i] = list[i].slot;
         } else {
-          leases_.ring_slot(layer, lane, i - budget_.lease) = list[i].slot;
+          leases_.ring_slot(layer, lane, i - lease) = list[i].slot;
         }
       }
-      leases_.lease_count(layer, lane) = budget_.lease;
+      leases_.lease_count(layer, lane) = lease;
     });
     if (!lacking) { keep_back(row, row_slots::lease); }
     return lacking ? status::capacity_exceeded : staging_.flush(compute_);
@@ -1219,8 +1289,8 @@ class block_keeper {
         holds ? ring_place{.state = ring_state::open, .block = static_cast<block_id>(sealed + i)} : ring_place{};
     }
     bool lacking = false;
-    for_lanes(row, [&](layer_id layer, lane_id lane) {
-      if (kind_of(layer) == layer_kind::selected && !lacking) { lacking = !shrink_lane(row, layer, lane, sealed); }
+    for_leases(row, [&](layer_id layer, lane_id lane) {
+      if (!lacking) { lacking = !shrink_lane(row, layer, lane, sealed); }
     });
     if (lacking) { return staging_.failure() == status::ok ? status::capacity_exceeded : staging_.failure(); }
     keep_back(row, row_slots::lease);
@@ -1231,10 +1301,11 @@ class block_keeper {
   [[nodiscard]] bool shrink_lane(row_id row, layer_id layer, lane_id lane, std::uint32_t sealed) noexcept
   {
     row_blocks const& state = rows_[to_index(row)];
+    std::uint32_t const lease = lease_of(layer);
     std::uint32_t kept = 0;
     auto const keep = [&](std::uint32_t block) {
       bool const here = !is_none(leases_.placed(layer, lane, block));  // not so where a prompt has streamed in
-      if (kept < budget_.lease && kept_mark_[block] == 0 && here) {
+      if (kept < lease && kept_mark_[block] == 0 && here) {
         kept_mark_[block] = 1;
         ++kept;
       }
@@ -1252,11 +1323,7 @@ class block_keeper {
     leased_slot* const list = staging_.lease(
       compute_,
       lease_change{
-        .layer = layer,
-        .lane = lane,
-        .lease_count = budget_.lease,
-        .held_count = budget_.ring,
-        .blocks = state.opened});
+        .layer = layer, .lane = lane, .lease_count = lease, .held_count = budget_.ring, .blocks = state.opened});
     if (list == nullptr) { return false; }
     std::uint32_t filled = 0;
     for (std::uint32_t b = 0; b < sealed; ++b) {
@@ -1273,7 +1340,7 @@ class block_keeper {
       lacking = lacking || is_none(slot);
       return slot;
     };
-    while (filled < budget_.lease) { list[filled++] = {.slot = empty_slot()}; }
+    while (filled < lease) { list[filled++] = {.slot = empty_slot()}; }
     for (std::uint32_t i = 0; i < budget_.ring; ++i) {
       std::uint32_t const block = sealed + i;
       bool const holds = block < state.opened;
@@ -1282,8 +1349,8 @@ class block_keeper {
       leases_.ring_slot(layer, lane, i) = slot;
       if (holds) { leases_.placed(layer, lane, block) = none<slot_id>; }
     }
-    for (std::uint32_t i = 0; i < budget_.lease; ++i) { leases_.lease(layer, lane)[i] = list[i].slot; }
-    leases_.lease_count(layer, lane) = budget_.lease;
+    for (std::uint32_t i = 0; i < lease; ++i) { leases_.lease(layer, lane)[i] = list[i].slot; }
+    leases_.lease_count(layer, lane) = lease;
     return !lacking;
   }
 
@@ -1307,7 +1374,10 @@ class block_keeper {
   detail::owned_event<B> warmed_;  // behind the last choice of blocks that stay
   detail::owned_event<B> settled_;
   std::vector<row_blocks> rows_;
-  std::vector<std::uint64_t> reserved_;  // [layers] of pools lent per layer, else [1]: slots kept back for open rows
+  std::vector<std::uint32_t> layer_lease_;  // [layers] of a lane whose lease begins next
+  std::vector<layer_id> by_lease_;          // [layers] those of the smallest leases first
+  std::uint32_t least_given_;               // smallest of all leases so far
+  std::vector<std::uint64_t> reserved_;     // [layers] of pools lent per layer, else [1]: slots kept back for open rows
   std::vector<std::uint32_t>
     window_begin_;                       // [rows, layers] first block of a windowed layer that still may have a slot
   std::vector<std::uint8_t> kept_mark_;  // [max_blocks] of the lane being shrunk

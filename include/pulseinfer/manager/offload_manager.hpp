@@ -19,6 +19,7 @@
 #include <pulseinfer/manager/list_arena.hpp>
 #include <pulseinfer/manager/options.hpp>
 #include <pulseinfer/manager/recall_driver.hpp>
+#include <pulseinfer/manager/row_balancer.hpp>
 #include <pulseinfer/manager/sequence_mover.hpp>
 #include <pulseinfer/manager/slot_budget.hpp>
 #include <pulseinfer/manager/step_loop.hpp>
@@ -30,6 +31,7 @@
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/select_window.hpp>
 #include <pulseinfer/replacement/lru.hpp>
+#include <pulseinfer/view/balance.hpp>
 #include <pulseinfer/view/failure_record.hpp>
 #include <pulseinfer/view/step_sample.hpp>
 #include <pulseinfer/view/stream_part.hpp>
@@ -67,6 +69,9 @@ struct sequence_options {
   std::uint32_t prompt_tokens = 0;  ///< while fewer are committed, every block stays resident: the prefill lease
   std::uint32_t max_tokens = 0;     ///< prompt and output
   bool keep_resident = false;       ///< every block keeps a slot also once the row selects, until `demote`
+  /// A balancing admission policy says whether the row keeps its blocks, here and later (`balance`); keep_resident counts for
+  /// nothing then. With other policies, and for prompts that stream, it changes nothing.
+  bool place_freely = false;
   /// The prompt comes in without staying resident: in selected layers only the blocks that a step opens have slots, earlier
   /// ones come by through `stream_blocks`. Once the prompt is in, the row selects, however short it is. For requests that
   /// offload, of managers built with stream_tokens; others are rejected.
@@ -157,6 +162,7 @@ class offload_manager {
         options.wait_limit},
       arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
       meter_{options.max_rows, backend.now()},
+      balancer_{options.max_rows, geometry.layers},
       queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
       fixed_lists_{backend, memory_space::device, std::uint64_t{fixed_list_count} * options.max_rows * sizeof(row_id)},
       mask_words_(divide_up(options.max_rows, 64U)),
@@ -188,18 +194,36 @@ class offload_manager {
   /// Asks for a place for a request. `queued`: ask again before each step, since room comes back when a sequence ends and
   /// when a prompt is in; `rejected`: it can never fit, and `explain_refusal` says why. On `admitted`, `row` is its place, and
   /// all that it may need is kept back for it.
-  [[nodiscard]] admission open(sequence_options const& request, row_id& row) noexcept
+  [[nodiscard]] admission open(sequence_options const& asked, row_id& row) noexcept
   {
     row = none<row_id>;
     admission said = admission::admitted;
+    sequence_options const request = placed(asked);
     row_id const place = place_for(request, said);
     if (is_none(place)) { return said; }
     if (keeper_.open(place, request.prompt_tokens, request.max_tokens, slots_of(request)) != status::ok) {
       return admission::queued;
     }
     take_row(place);
+    keeper_.place_freely(place, request.place_freely);
     row = place;
     return admission::admitted;
+  }
+
+  /// Lets the admission policy deal out slots, where it is a balancing one: between the rows whose requests said `place_freely`
+  /// and stand in no step, by `demote` and `promote`, at most one of each; and between layers, for leases that begin later
+  /// (`manager_options::max_quota_tokens`). Call it between steps, before `open`. It sleeps as `demote` and `promote` do.
+  /// @param waiting the request that stands first in the host engine's queue; null: nobody waits
+  /// @status what demote or promote says; ok also where nothing was to be done
+  [[nodiscard]] status balance(sequence_options const* waiting = nullptr) noexcept
+  {
+    if constexpr (balancing_admission<AdmissionPolicy>) {
+      retire();
+      return queue_.lost() ? status::device_lost : balance_with(admission_, waiting);
+    } else {
+      static_cast<void>(waiting);
+      return status::ok;
+    }
   }
 
   /// What keeps a request out now: what is lacking first, and all the numbers.
@@ -421,7 +445,7 @@ class offload_manager {
       list[i] = rows[i].row;
     }
     begun_ = {.ids = list, .count = static_cast<std::uint32_t>(rows.size())};
-    meter_.running().rows = static_cast<std::uint32_t>(queue_.rows().size());
+    describe_step(rows);
     return status::ok;
   }
 
@@ -755,6 +779,12 @@ class offload_manager {
   {
     return keeper_.sequences().in_range(row) ? keeper_.sequences()[row].tokens : 0;
   }
+  /// Slots of a lane of the row in a layer where the row recalls, those included that the host keeps; 0 for other rows.
+  [[nodiscard]] std::uint32_t leased_slots(row_id row, layer_id layer) noexcept
+  {
+    bool const leases = has_layer(layer) && keeper_.sequences().in_range(row) && travels(row, layer);
+    return leases ? keeper_.leased(row, layer) / geometry_.head_groups : 0;
+  }
   [[nodiscard]] bool is_late(row_id row) const noexcept
   {
     return keeper_.sequences().in_range(row) && queue_.is_late(row);
@@ -1013,8 +1043,88 @@ class offload_manager {
     return request.stream_prompt ? row_slots::step : row_slots::prompt;
   }
 
+  /// The request as the policy wants it placed.
+  [[nodiscard]] sequence_options placed(sequence_options request) noexcept
+  {
+    if constexpr (balancing_admission<AdmissionPolicy>) {
+      request.place_freely = request.place_freely && !request.stream_prompt;
+      if (request.place_freely) {
+        demand const all = keeper_.demand_of(request.prompt_tokens, request.max_tokens, row_slots::all);
+        request.keep_resident = admission_.keeps_resident(all, keeper_.capacity_now(running_rows())) &&
+          keeper_.slots_fit(request.prompt_tokens, request.max_tokens, row_slots::all);
+      }
+    } else {
+      request.place_freely = false;
+    }
+    return request;
+  }
+
+  template <class Policy>
+  [[nodiscard]] status balance_with(Policy& policy, sequence_options const* waiting) noexcept
+  {
+    balancer_.clear_rows();
+    std::uint32_t offloaded = 0;
+    for (std::uint32_t l = 0; l < geometry_.layers; ++l) { balancer_.layers()[l].slots = 0.0; }
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      auto const row = static_cast<row_id>(r);
+      sequence_state const& sequence = keeper_.sequences()[row];
+      row_blocks const& state = keeper_.row(row);
+      if (!sequence.open() || queue_[row].closing) { continue; }
+      bool const recalls = state.mode == row_mode::sparse_offloaded;
+      if (recalls) {
+        ++offloaded;
+        for (std::uint32_t l = 0; l < geometry_.layers; ++l) {
+          balancer_.layers()[l].slots +=
+            static_cast<double>(keeper_.leased(row, static_cast<layer_id>(l))) / geometry_.head_groups;
+        }
+      }
+      if (!state.placed_freely || !state.offloads || standing_still(row) != status::ok || mover_.names(row)) {
+        continue;
+      }
+      bool const dense = state.mode == row_mode::dense_resident;  // its prompt's slots stay until it selects
+      balancer_.add_row(
+        {.row = row,
+         .recalls = !state.keeps,
+         .tokens = sequence.tokens,
+         .max_tokens = sequence.max_tokens,
+         .slots_now = keeper_.kept_back(row, state.slots),
+         .slots_all = keeper_.kept_back(row, row_slots::all),
+         .slots_lease = keeper_.kept_back(row, dense ? row_slots::prompt : row_slots::lease)});
+    }
+    for (std::uint32_t l = 0; l < geometry_.layers; ++l) {
+      auto const layer = static_cast<layer_id>(l);
+      auto const traffic = recalls_.take_traffic(layer);
+      balancer_.note_layer(layer, traffic.missed, traffic.hits);
+      layer_figures& figures = balancer_.layers()[l];
+      figures.selects = geometry_.group_of(layer).kind == layer_kind::selected;
+      figures.next_slots = keeper_.lease_of(layer) + budget_.ring;
+      figures.slots = offloaded == 0 ? figures.next_slots : figures.slots / offloaded;
+    }
+    demand const first = waiting == nullptr
+      ? demand{}
+      : keeper_.demand_of(waiting->prompt_tokens, waiting->max_tokens, slots_of(*waiting));
+    balance_answer const answer = policy.plan(
+      balance_question{
+        .rows = balancer_.rows(),
+        .layers = balancer_.layers(),
+        .waiting = waiting == nullptr ? nullptr : &first,
+        .free = keeper_.capacity_now(running_rows()),
+        .least_slots = budget_.least_lease + budget_.ring,
+        .most_slots = budget_.max_lease + budget_.ring,
+        .mean_slots = budget_.quota},
+      balancer_.slots());
+    if (answer.spread) {
+      if (status const spread = keeper_.spread_leases(balancer_.slots()); spread != status::ok) { return spread; }
+      balancer_.spread();
+    }
+    status result = is_none(answer.demote) ? status::ok : demote(answer.demote);
+    if (result == status::ok && !is_none(answer.promote)) { result = promote(answer.promote); }
+    return result;
+  }
+
   void take_row(row_id row) noexcept
   {
+    balancer_.begin(row, recalls_.box(row));
     queue_[row] = row_runtime{};
     uses_[to_index(row)].store(row_use::open, std::memory_order_release);
   }
@@ -1124,6 +1234,21 @@ class offload_manager {
     return status::ok;
   }
 
+  /// What the step's sample says of its rows.
+  void describe_step(std::span<step_row const> rows) noexcept
+  {
+    step_sample& sample = meter_.running();
+    sample.rows = static_cast<std::uint32_t>(queue_.rows().size());
+    for (row_id const row : queue_.rows()) {
+      sample.offloaded_rows += keeper_.row(row).mode == row_mode::sparse_offloaded ? 1U : 0U;
+    }
+    for (step_row const& r : rows) {
+      std::uint32_t const prompt = keeper_.row(r.row).prompt_tokens;
+      std::uint32_t const had = keeper_.sequences()[r.row].tokens;
+      sample.prompt_tokens += prompt > had ? std::min(prompt - had, r.tokens) : 0;
+    }
+  }
+
   /// Ends the sample of the step that has run.
   void close_sample() noexcept
   {
@@ -1132,7 +1257,12 @@ class offload_manager {
     bool const counts = meter_.close(
       &recalls_.box(row_id{0}), &recalls_.background_box(row_id{0}), step_, late, layout_.block_bytes,
       keeper_.written_bytes(), backend_->now());
-    if (counts) { admission_.observe(meter_.last()); }
+    if (!counts) { return; }
+    for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
+      auto const row = static_cast<row_id>(r);
+      balancer_.note_step(row, recalls_.box(row), keeper_.row(row).mode == row_mode::sparse_offloaded);
+    }
+    admission_.observe(meter_.last());
   }
 
   /// A sticky error of the device ends the manager for all rows.
@@ -1427,6 +1557,7 @@ class offload_manager {
   sequence_mover<B, Replacement> mover_;
   list_arena<B> arena_;
   step_meter meter_;
+  row_balancer balancer_;
   visit_queue<B, TransferEngine, LayerScheduler, Replacement> queue_;
   slab<B> fixed_lists_;  // [fixed_list_count, max_rows] row_id: of the captured visit that runs
   std::vector<std::uint64_t> mask_words_;

@@ -17,9 +17,12 @@ struct manager_options {
   std::uint32_t max_prefill_tokens = 256;  ///< most prompt tokens that a row appends in a step
   std::uint32_t max_total_tokens = 0;      ///< most tokens of all rows in a step; 0: as many as the rows append
   std::uint32_t quota_tokens = 0;          ///< hot slots of a lane in a selected layer, in tokens; 0: three budgets
-  std::uint32_t write_back_depth = 2;      ///< sealed blocks of a row whose write-back may be under way
-  std::uint32_t stream_tokens = 0;         ///< one half of the slots that prompts stream through, in tokens; 0: none do
-  std::uint32_t warm_up_queries = 16;      ///< last prompt queries that choose the blocks which stay resident
+  /// Most hot slots of a lane in one layer, in tokens, where `balance` deals them out by what layers miss: as many in the mean as
+  /// quota_tokens say. 0: every layer has those. Not for pools that are lent per layer.
+  std::uint32_t max_quota_tokens = 0;
+  std::uint32_t write_back_depth = 2;  ///< sealed blocks of a row whose write-back may be under way
+  std::uint32_t stream_tokens = 0;     ///< one half of the slots that prompts stream through, in tokens; 0: none do
+  std::uint32_t warm_up_queries = 16;  ///< last prompt queries that choose the blocks which stay resident
   std::uint64_t slots = 0;  ///< in all (per layer where pools are lent per layer); 0: all rows decode, one prefills
   std::vector<std::byte*> lent_slots = {};  ///< a host engine's pool: one base for all layers, or one per layer
   std::uint64_t slot_stride = 0;            ///< bytes from slot to slot of lent pools; 0: the block's bytes

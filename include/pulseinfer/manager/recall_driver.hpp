@@ -26,6 +26,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace pulseinfer {
@@ -73,7 +74,7 @@ class recall_driver {
       background_numbers_(options.max_rows, 0),
       layers_{geometry.layers},
       background_missed_(std::size_t{options.max_rows} * geometry.layers, 0),
-      background_slots_{budget.lease + 1 - std::min(budget.lease + 1, budget.budget_blocks)},
+      traffic_(geometry.layers),
       joined_{backend}
   {
     captured_lists_ = slab<B>{
@@ -103,6 +104,7 @@ class recall_driver {
       issue_planned(r);
       settle(r);
       if (r.priority == recall_priority::background) { settle_background(); }
+      count_traffic(r);
     });
   }
 
@@ -220,10 +222,11 @@ class recall_driver {
   /// finds slots for a whole selection, and copies before it on the link are short.
   [[nodiscard]] std::uint32_t background_blocks(std::uint32_t rows) const noexcept
   {
+    std::uint32_t const slots = keeper_->least_lease() + 1;
+    std::uint32_t const left = slots - std::min(slots, budget_blocks_);
     std::uint64_t const lanes = std::uint64_t{rows} * head_groups_;
     std::uint64_t const blocks = max_background_bytes / layout_.block_bytes;
-    return static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(background_slots_, std::max(blocks / lanes, std::uint64_t{1})));
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(left, std::max(blocks / lanes, std::uint64_t{1})));
   }
 
   /// Whether the last background recall is still under way. They go one at a time.
@@ -344,6 +347,18 @@ class recall_driver {
       }
     }
     return r.code;
+  }
+
+  /// Blocks that demand recalls of a layer have moved, and found, since take_traffic. Recalls are counted once their place is
+  /// wanted again: those of the last step may be lacking.
+  struct layer_traffic {
+    std::uint64_t missed = 0;
+    std::uint64_t hits = 0;
+  };
+  /// What has been counted of a layer, which begins anew.
+  [[nodiscard]] layer_traffic take_traffic(layer_id layer) noexcept
+  {
+    return std::exchange(traffic_[to_index(layer)], layer_traffic{});
   }
 
   // -- what has come of them
@@ -529,6 +544,18 @@ class recall_driver {
     }
   }
 
+  void count_traffic(recall<B>& r) noexcept
+  {
+    bool const counts = r.priority == recall_priority::demand && r.row_count != 0 && r.code == status::ok;
+    if (r.counted || !counts || !recalls_.copies_done(r)) { return; }
+    r.counted = true;
+    layer_traffic& layer = traffic_[to_index(r.layer)];
+    for (std::uint32_t place = 0; place < r.row_count; ++place) {
+      layer.missed += r.missed[place].planned;
+      layer.hits += r.missed[place].hits;
+    }
+  }
+
   [[nodiscard]] std::uint8_t& background_missed(row_id row, layer_id layer) noexcept
   {
     return background_missed_[to_index(row) * layers_ + to_index(layer)];
@@ -673,7 +700,7 @@ class recall_driver {
   std::vector<std::uint32_t> background_numbers_;  // [max_rows]
   std::uint32_t layers_;
   std::vector<std::uint8_t> background_missed_;  // [max_rows, layers] 1: blocks did not arrive, nobody dealt with it
-  std::uint32_t background_slots_;               // slots of a lane that a whole selection of a demand leaves
+  std::vector<layer_traffic> traffic_;           // [layers]
   ticket background_ = {};
   detail::owned_event<B> joined_;
   slab<B> captured_lists_;                // [captured_steps, captured_list_count, max_rows] row_id

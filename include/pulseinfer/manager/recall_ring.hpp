@@ -35,6 +35,7 @@ struct recall {
   bool unplanned = false;                       ///< its blocks have slots, and no plan names them: planning was refused
   bool owes = false;                            ///< its rows must still be failed on the device: that was refused
   bool over = false;                            ///< its copies were seen complete
+  bool counted = false;                         ///< what it moved is in the traffic of its layer
   std::atomic<std::uint64_t>* given = nullptr;  ///< what other threads know of it, see recall_ring::abort
   recall_priority priority = recall_priority::demand;
   status code = status::ok;
@@ -118,7 +119,7 @@ class recall_ring {
         if (r.active) { attend(r); }
         if (!r.active || copies_done(r)) {
           r.active = true;
-          r.planned = r.issued = r.ordered = r.failing = r.over = false;
+          r.planned = r.issued = r.ordered = r.failing = r.over = r.counted = false;
           r.priority = recall_priority::demand;
           r.code = status::ok;
           r.lists = recall_lists::whole;

@@ -24,6 +24,8 @@ struct slot_budget {
   std::uint32_t ring = 1;           ///< slots of a lane that the host keeps: open blocks and those being written back
   std::uint32_t quota = 0;          ///< slots of a lane in a selected layer
   std::uint32_t lease = 0;          ///< of them, those that resolve refills
+  std::uint32_t least_lease = 0;    ///< of a layer, where they are dealt out by what layers miss
+  std::uint32_t max_lease = 0;      ///< likewise
   std::uint32_t dense_tokens = 0;   ///< rows up to this length keep every block resident
   std::uint32_t max_step_tokens = 1;
   std::uint32_t max_prefill_tokens = 1;
@@ -146,6 +148,19 @@ template <class BudgetOf>
       " and must be at least " + number(std::uint64_t{floor} * geometry.block_tokens)};
   }
   budget.lease = budget.has_selected_layers ? budget.quota - budget.ring : 0;
+  budget.least_lease = budget.max_lease = budget.lease;
+  if (options.max_quota_tokens != 0 && budget.has_selected_layers) {
+    std::uint32_t const most = options.max_quota_tokens / geometry.block_tokens;
+    if (most < budget.quota || options.lent_slots.size() > 1) {
+      throw configuration_error{
+        "max_quota_tokens is " + number(options.max_quota_tokens) + ", " + number(most) + " slots; each layer has " +
+        number(budget.quota) + " in the mean, and " + number(options.lent_slots.size()) +
+        " pools are lent: it needs at least so many, and one pool for all layers"};
+    }
+    validate_extent(std::uint64_t{most} + budget.ring, 1);
+    budget.max_lease = most - budget.ring;
+    budget.least_lease = floor - budget.ring;
+  }
   return budget;
 }
 

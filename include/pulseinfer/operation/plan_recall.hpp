@@ -96,6 +96,8 @@ struct plan_recall {
     box.hits = hits;
     box.stalled = stalled;
     if (outcome != nullptr) {
+      outcome[place].planned = planned;
+      outcome[place].hits = hits;
       device::store_release(&outcome[place].stalled, stalled);
       device::store_release(&outcome[place].flying, flying);
     }

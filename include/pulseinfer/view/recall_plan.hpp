@@ -62,13 +62,16 @@ struct lane_table_ref {
 static_assert(std::is_trivially_copyable_v<lane_table_ref>);
 
 /// What is known of one row's recall, in mapped memory. The mailbox speaks of a row's latest recall, these words of the recall
-/// that they belong to, until its place is given out again. The plan writes `stalled` and `flying`, the landing the others.
+/// that they belong to, until its place is given out again. The plan writes `stalled`, `flying`, `planned` and `hits`, the landing
+/// the others.
 struct recall_failure {
   std::uint32_t blocks = 0;   ///< that did not arrive
   std::uint32_t begin = 0;    ///< place of the first of them in landed_ref::failures
   std::uint32_t failed = 0;   ///< 1: the counts above are there
   std::uint32_t stalled = 0;  ///< selected blocks that found no slot
   std::uint32_t flying = 0;   ///< selected blocks that another recall brings
+  std::uint32_t planned = 0;  ///< blocks that the recall moves
+  std::uint32_t hits = 0;     ///< selected blocks that were resident
 };
 
 static_assert(std::is_trivially_copyable_v<recall_failure>);

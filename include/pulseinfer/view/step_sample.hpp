@@ -12,8 +12,10 @@ namespace pulseinfer {
 /// Figures of one step, from `begin_step` to the next one. Exporters and admission read them.
 struct step_sample {
   std::uint64_t step = 0;
-  std::uint32_t rows = 0;       ///< rows of the step, late ones of the step before included
-  std::uint32_t late_rows = 0;  ///< rows left late at its end
+  std::uint32_t rows = 0;            ///< rows of the step, late ones of the step before included
+  std::uint32_t offloaded_rows = 0;  ///< of them, those that recall: row_mode::sparse_offloaded
+  std::uint32_t prompt_tokens = 0;   ///< tokens of prompts that the step appended
+  std::uint32_t late_rows = 0;       ///< rows left late at its end
   std::uint32_t visits = 0;
   std::uint32_t waits = 0;            ///< times that `++` slept
   std::uint64_t selected_blocks = 0;  ///< over rows and layers that selected

@@ -59,6 +59,7 @@ class counted_workload final : public count_source, public background_source {
     : generator_{&generator},
       options_{options},
       cells_(std::size_t{generator.options().rows} * generator.options().layers),
+      resident_(generator.options().rows, 0),
       found_(generator.options().budget_blocks)
   {}
 
@@ -73,10 +74,17 @@ class counted_workload final : public count_source, public background_source {
   /// The row begins its next step.
   void begin_step(row_id row) noexcept { generator_->next_step(row); }
 
+  /// From now on every block of the row has a slot, or no longer.
+  void set_resident(row_id row, bool resident) noexcept { resident_[to_index(row)] = resident ? 1 : 0; }
+
   counts plan(row_id row, layer_id layer) noexcept override
   {
     cell& c = at(row, layer);
     std::uint32_t const budget = generator_->options().budget_blocks;
+    if (resident_[to_index(row)] != 0) {
+      c.demanded = 0;
+      return {.misses = 0, .hits = budget};
+    }
     std::uint32_t const misses = generator_->misses(row, layer);
     ++totals_.plans;
     totals_.misses += misses;
@@ -264,7 +272,8 @@ class counted_workload final : public count_source, public background_source {
 
   miss_generator* generator_;
   foresight_options options_;
-  std::vector<cell> cells_;  // [rows, layers]
+  std::vector<cell> cells_;             // [rows, layers]
+  std::vector<std::uint8_t> resident_;  // [rows]
   std::vector<newcomer> found_;
   std::deque<request> soon_;
   std::deque<request> later_;

@@ -41,7 +41,10 @@ class miss_generator {
  public:
   /// @throws configuration_error with the number that is out of range
   explicit miss_generator(workload_options const& options)
-    : options_{checked(options)}, layer_effect_(options.layers), hot_effect_(options.layers), rows_(options.rows)
+    : options_{checked(options)},
+      layer_effect_(options.layers),
+      hot_effect_(std::size_t{options.rows} * options.layers),
+      rows_(options.rows)
   {
     using namespace workload_detail;
     miss_model const& m = options.misses;
@@ -71,20 +74,27 @@ class miss_generator {
   /// Gives a layer hot slots of its own, in multiples of the budget.
   void set_hot(layer_id layer, double hot)
   {
+    for (std::uint32_t row = 0; row < options_.rows; ++row) { set_hot(static_cast<row_id>(row), layer, hot); }
+  }
+
+  /// Likewise, of one row alone, until set_hot is called again.
+  void set_hot(row_id row, layer_id layer, double hot)
+  {
     using namespace workload_detail;
     auto const parts = [](double value) { return static_cast<std::uint64_t>(std::max(1.0, value * 65536.0)); };
-    hot_effect_[to_index(layer)] =
+    hot_effect_[to_index(row) * options_.layers + to_index(layer)] =
       multiply(to_fixed(-options_.misses.hot_exponent), logarithm(parts(hot), parts(nominal_hot)));
   }
 
   /// A new request runs in the row; its steps count from 0. Requests of the same number are alike.
-  void begin_request(row_id row, std::uint64_t request) noexcept
+  /// @param extra_logit added to request_i: how much more, or less, it misses than others
+  void begin_request(row_id row, std::uint64_t request, double extra_logit = 0.0) noexcept
   {
     using namespace workload_detail;
     row_state& state = rows_[to_index(row)];
     state = {};
     state.request = request;
-    state.effect = multiply(request_deviation_, normal(bits_of({options_.seed, 2, request})));
+    state.effect = multiply(request_deviation_, normal(bits_of({options_.seed, 2, request}))) + to_fixed(extra_logit);
     state.drift = multiply(drift_deviation_, normal(bits_of({options_.seed, 3, request})));
     state.bits = bits_of({options_.seed, 4, request, 0});
   }
@@ -227,7 +237,7 @@ class miss_generator {
     fixed const logit =
       mean_logit_ + layer_effect_[to_index(layer)] + state.effect + state.drift + state.change + noise;
     std::uint64_t share = logistic(logit);
-    fixed const hot = hot_effect_[to_index(layer)];
+    fixed const hot = hot_effect_[to_index(row) * options_.layers + to_index(layer)];
     if (hot <= 0) {
       share = saturated((share >> 1U) * exponential(hot) >> 31U);
     } else {
@@ -271,7 +281,7 @@ class miss_generator {
     options_.newcomers.estimate_recall * (1.0 - options_.newcomers.estimate_precision) /
     options_.newcomers.estimate_precision);
   std::vector<fixed> layer_effect_;  // [layers]
-  std::vector<fixed> hot_effect_;    // [layers] added to the logarithm of a ratio
+  std::vector<fixed> hot_effect_;    // [rows, layers] added to the logarithm of a ratio
   std::vector<row_state> rows_;
 };
 

@@ -76,6 +76,10 @@ struct post_counts {
       box.flying = 0;
       box.hits = counted.hits;
       box.stalled = 0;
+      if (plan.outcome != nullptr) {
+        plan.outcome[place].planned = counted.misses;
+        plan.outcome[place].hits = counted.hits;
+      }
       device::add_relaxed(&box.total_misses, counted.misses);
       device::add_relaxed(&box.total_hits, counted.hits);
       device::store_release(&box.posted, plan.sequence[place]);

@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
   box->hits = hits;
   box->stalled = stalled;
   if (op.outcome != nullptr) {
+    op.outcome[threadIdx.x].planned = planned;
+    op.outcome[threadIdx.x].hits = hits;
     device::store_release(&op.outcome[threadIdx.x].stalled, stalled);
     device::store_release(&op.outcome[threadIdx.x].flying, flying);
   }
