@@ -51,7 +51,7 @@ struct capacity_plan {
   std::string limit = {};                   ///< what ends the curve
 };
 
-/// Formulas: docs/architecture.md#admission. Requests are at the middle of their output; memory is counted for their full length.
+/// Formulas: docs/admission.md#before-anything-runs. Requests are at the middle of their output; memory is counted for their full length.
 /// @throws std::invalid_argument with the numbers where nothing can run
 [[nodiscard]] capacity_plan plan(setting const& s, way how);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 namespace plan_capacity {
 
@@ -20,7 +21,7 @@ double tick_of(double range)
 
 }  // namespace
 
-void draw_curves(std::ostream& out, setting const& s, std::span<capacity_plan const> plans)
+void draw_curves(std::ostream& out, setting const& s, std::span<capacity_plan const> plans, step_timeline const* step)
 {
   double most_rows = 1.0, most_tokens = 1.0;
   for (capacity_plan const& plan : plans) {
@@ -32,9 +33,9 @@ void draw_curves(std::ostream& out, setting const& s, std::span<capacity_plan co
   most_tokens *= 1.05;
   auto const x = [&](double rows) { return left + (right - left) * rows / most_rows; };
   auto const y = [&](double tokens) { return bottom - (bottom - top) * tokens / most_tokens; };
-  out << R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 400" font-family="sans-serif" font-size="12">)"
-      << '\n'
-      << R"(<rect width="720" height="400" fill="white"/>)" << '\n'
+  out << R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 )" << (step == nullptr ? 400 : 540)
+      << R"(" font-family="sans-serif" font-size="12">)" << '\n'
+      << R"(<rect width="720" height="540" fill="white"/>)" << '\n'
       << R"(<text x="70" y="22" font-size="14">)" << s.model.name << " on " << s.gpu.name << ", " << s.prompt_tokens
       << " + " << s.output_tokens << " tokens</text>\n";
   for (double rows = 0.0; rows <= most_rows; rows += tick_of(most_rows)) {
@@ -60,6 +61,11 @@ void draw_curves(std::ostream& out, setting const& s, std::span<capacity_plan co
     }
     out << "<text x=\"560\" y=\"" << 250 + 18 * i << "\" fill=\"" << colour << "\">" << name_of(plans[i].how)
         << "</text>\n";
+  }
+  if (step != nullptr) {
+    std::string const title = "one step of " + std::to_string(plans.back().best.rows) + " requests, " +
+      std::to_string(plans.back().best.offloaded) + " of them offloaded (" + name_of(plans.back().how) + "), simulated";
+    draw_step(out, *step, title.c_str(), 400);
   }
   out << "</svg>\n";
 }

@@ -3,6 +3,7 @@
 
 #include "capacity.hpp"
 #include "curve_picture.hpp"
+#include "step_picture.hpp"
 
 #include <CLI/CLI.hpp>
 #include <decode_text/command_line.hpp>
@@ -91,8 +92,8 @@ void print(setting const& s, std::vector<capacity_plan> const& plans)
     if (base > 0.0 && plan.how != way::resident_dense) { std::printf(" (%.1fx)", p.tokens_per_second / base); }
     std::printf("\n");
   }
-  std::printf(
-    "\nAn estimate: formulas in docs/architecture.md#admission, assumptions in --help. Measure before you buy.\n");
+  std::printf("\nAn estimate: formulas in docs/admission.md#before-anything-runs, assumptions in --help. Measure "
+              "before you buy.\n");
 }
 
 }  // namespace
@@ -123,7 +124,7 @@ int main(int argc, char** argv)
   app.add_option("--digest-share", s.digest_share, "digests over the bytes of the cache")->capture_default_str();
   app.add_option("--exposed", s.exposed, "part of recall and computing that does not overlap")->capture_default_str();
   app.add_option("--json", json_path, "write the curves there");
-  app.add_option("--svg", svg_path, "draw throughput against requests there");
+  app.add_option("--svg", svg_path, "draw throughput against requests there, and a simulated step of the adaptive way");
   if (auto const code = decode_text::read_command_line(app, argc, argv)) { return *code; }
   try {
     std::optional<decode_text::output_file> json, svg;
@@ -145,7 +146,9 @@ int main(int argc, char** argv)
       json->write([&](std::ostream& out) { write_json(out, s, plans); });
     }
     if (svg) {
-      svg->write([&](std::ostream& out) { draw_curves(out, s, plans); });
+      std::optional<step_timeline> step;
+      if (plans.back().best.rows != 0) { step = simulate_step(s, plans.back().best); }
+      svg->write([&](std::ostream& out) { draw_curves(out, s, plans, step ? &*step : nullptr); });
     }
   } catch (std::exception const& problem) {
     std::fprintf(stderr, "plan_capacity: %s\n", problem.what());

@@ -147,4 +147,35 @@ TEST_SUITE("plan_capacity")
     CHECK(lines == 2);
     CHECK(text.find("nan") == std::string::npos);
   }
+
+  TEST_CASE("a simulated step takes what its parts take: never less than computing or recalls, and not much more than "
+            "a formula says")
+  {
+    setting s = qwen();
+    s.prompt_tokens = 16384;
+    for (std::uint32_t const rows : {8U, 40U, 200U}) {
+      operating_point const p = point(s, 0, rows, true);
+      step_timeline const t = simulate_step(s, p);
+      CAPTURE(rows);
+      CHECK(t.rows == std::min(rows, 128U));
+      double gpu = 0.0, link = 0.0;
+      for (busy_span const& span : t.gpu) {
+        gpu += span.end - span.begin;
+        CHECK((span.begin >= 0.0 && span.end <= t.step * 1.001));
+      }
+      for (busy_span const& span : t.link) { link += span.end - span.begin; }
+      // Steps differ: the means are those of the formula.
+      CHECK(gpu >= 0.97 * p.compute);
+      CHECK(gpu <= 1.6 * p.compute);  // a second pass over some layers
+      CHECK(link == doctest::Approx(p.recall).epsilon(0.35));
+      CHECK(t.step >= std::max(gpu, link));
+      CHECK(t.step <= 1.6 * (p.compute + p.recall));
+    }
+    std::ostringstream out;
+    std::vector<capacity_plan> const plans{plan(s, way::adaptive)};
+    step_timeline const t = simulate_step(s, plans[0].best);
+    draw_curves(out, s, plans, &t);
+    CHECK(out.str().find("link</text>") != std::string::npos);
+    CHECK(out.str().find("nan") == std::string::npos);
+  }
 }
