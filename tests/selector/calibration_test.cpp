@@ -151,6 +151,39 @@ TEST_SUITE("selector")
     has(with("sum heads 4", "mean heads 4"), "line 5: 'mean' where sum or largest is to stand");
     has(with("layer 1", "layer  1"), "line 5: words with one space between them are wanted");
     has(with("end 3\n", "end 3\n\n"), "line 8: nothing is to follow the end");
+    has(with("layer 1", "layer 0"), "line 5: layer 1 comes next");
+    has(with("layers 3", "layers 99999999999999999999"), "line 2: '99999999999999999999' is no layers from 0 to 65536");
+    has(with("0.96", "1e999"), "line 4: '1e999' is no coverage from 0 to 1");
+    has(with("0.3\n", "1e39\n"), "line 6: '1e39' is no weight from 0 to 3.4028235e+38");
+    has(with("heads 4", "heads 4294967300"), "line 5: '4294967300' is no head of 6");
+    has(
+      with("cuboid_mean", std::string(1000, 'a')), "line 3: a digest's name of 1000 characters, where 64 are the most");
+  }
+
+  TEST_CASE("a calibration with characters that are no text, or that cannot be read, is refused whole and by its place")
+  {
+    std::string const text = text_of(three_layers());
+    std::string carriage_returns;
+    for (char const c : text) { carriage_returns += c == '\n' ? std::string{"\r\n"} : std::string{c}; }
+    std::string const wanted = ", where printable ASCII and lines that end with a line feed alone are wanted";
+    CHECK(
+      refusal_of(carriage_returns) == "invalid_argument: calibration, line 1: character 25 has the code 13" + wanted);
+    CHECK(
+      refusal_of("\xEF\xBB\xBF" + text) ==
+      "invalid_argument: calibration, line 1: character 1 has the code 239" + wanted);
+    auto const in_digest = [&](std::string const& name) {
+      std::string changed = text;
+      return refusal_of(changed.replace(changed.find("cuboid_mean"), 11, name));
+    };
+    // Neither may end the text of the refusal or become part of a name.
+    CHECK(
+      in_digest(std::string{"cuboid\0mean", 11}) ==
+      "invalid_argument: calibration, line 3: character 24 has the code 0" + wanted);
+    CHECK(in_digest("cuboid_mean\r") == "invalid_argument: calibration, line 3: character 29 has the code 13" + wanted);
+    std::ifstream missing{PULSEINFER_CALIBRATIONS "/no-such-file.txt"};
+    CHECK_THROWS_WITH_AS(
+      static_cast<void>(pulseinfer::read_calibration(missing)),
+      "invalid_argument: calibration, line 1: the file cannot be read", pulseinfer::argument_error);
   }
 
   TEST_CASE("the calibration that is shipped fits its model's cache")

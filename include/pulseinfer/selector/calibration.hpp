@@ -67,14 +67,23 @@ inline void validate(calibration const& measured, kv_geometry const& geometry)
 
 inline constexpr std::string_view calibration_header = "pulseinfer calibration 1";
 
+namespace detail {
+
+/// The shortest text that reads back as the same number.
+template <class T>
+[[nodiscard]] std::string calibration_number(T value)
+{
+  char text[64];
+  return {text, std::to_chars(std::begin(text), std::end(text), value).ptr};
+}
+
+}  // namespace detail
+
 /// Lines of words with one space between them: the header; `model` and `selection` with numbers; one `layer` each with what was
 /// measured, the heads and, where they differ from 1, the weights; `end` and the number of layers.
 inline void write_calibration(std::ostream& out, calibration const& measured)
 {
-  auto const number = [](auto value) {
-    char text[64];
-    return std::string{text, std::to_chars(std::begin(text), std::end(text), value).ptr};
-  };
+  auto const number = [](auto value) { return detail::calibration_number(value); };
   out << calibration_header << "\nmodel layers " << number(measured.layers.size()) << " query_heads "
       << number(measured.query_heads) << " kv_heads " << number(measured.kv_heads) << " head_dim "
       << number(measured.head_dim) << "\nselection digest " << measured.digest << " block_tokens "
@@ -102,14 +111,25 @@ class calibration_reader {
 
   void next_line(char const* wanted)
   {
-    ++number_;
-    if (!std::getline(*in_, line_)) { refuse(std::string{"the file ends where '"} + wanted + "' is to stand"); }
+    if (!more_lines()) {
+      refuse(in_->eof() ? std::string{"the file ends where '"} + wanted + "' is to stand" : "the file cannot be read");
+    }
     at_ = 0;
   }
   [[nodiscard]] bool more_lines()
   {
     ++number_;
-    return static_cast<bool>(std::getline(*in_, line_));
+    if (!std::getline(*in_, line_)) { return false; }
+    for (std::size_t i = 0; i < line_.size(); ++i) {
+      // Anything else would stand in a digest's name, or cut the text of a refusal.
+      if (line_[i] < ' ' || line_[i] > '~') {
+        refuse(
+          "character " + std::to_string(i + 1) + " has the code " +
+          std::to_string(static_cast<unsigned char>(line_[i])) +
+          ", where printable ASCII and lines that end with a line feed alone are wanted");
+      }
+    }
+    return true;
   }
 
   [[nodiscard]] std::string_view line() const { return line_; }
@@ -137,7 +157,7 @@ class calibration_reader {
     T result{};
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
     if (error != std::errc{} || end != text.data() + text.size() || text.starts_with('-') || !(result <= most)) {
-      refuse("'" + std::string{text.substr(0, 40)} + "' is no " + name + " from 0 to " + std::to_string(most));
+      refuse("'" + std::string{text.substr(0, 40)} + "' is no " + name + " from 0 to " + calibration_number(most));
     }
     return result;
   }
@@ -160,7 +180,8 @@ class calibration_reader {
 }  // namespace detail
 
 /// Reads what write_calibration writes, and nothing else.
-/// @throws argument_error naming the line and what is wrong with it: another version, a file cut short, numbers that are none
+/// @throws argument_error naming the line and what is wrong with it: another version, a file cut short or unreadable, numbers
+/// that are none, characters that are no printable ASCII
 [[nodiscard]] inline calibration read_calibration(std::istream& in)
 {
   constexpr std::uint32_t most = 1U << 24U;
@@ -187,6 +208,9 @@ class calibration_reader {
   lines.expect("selection");
   lines.expect("digest");
   result.digest = lines.word("a digest's name");
+  if (result.digest.size() > 64) {
+    lines.refuse("a digest's name of " + std::to_string(result.digest.size()) + " characters, where 64 are the most");
+  }
   result.block_tokens = named("block_tokens", most);
   result.budget_tokens = named("budget_tokens", most);
   lines.expect_end();
