@@ -88,6 +88,15 @@ TEST_SUITE("observe")
     refused(head + "1 x 3 4\n", "invalid_argument: selections, line 2: no number for the layer");
     refused(head + "1 2 3 4 4\n", "invalid_argument: selections, line 2: blocks that do not ascend");
     refused(head + "1 2 3 9-7\n", "invalid_argument: selections, line 2: blocks that do not ascend");
+    refused(
+      head + "1 2 3 16777215-16777216\n",
+      "invalid_argument: selections, line 2: block 16777216, where 16777215 is the last");
+    refused(
+      head + "1 2 3 2147483646-2147483647\n",
+      "invalid_argument: selections, line 2: block 2147483647, where 16777215 is the last");
+    refused(head + "1 2 3 2147483648\n", "invalid_argument: selections, line 2: no number for a block");
+    refused(head + "1 2 3 4-\n", "invalid_argument: selections, line 2: no number for a run's last block");
+    refused(head + "1 2 3 \n", "invalid_argument: selections, line 2: no number for a block");
     refused(head + "1 2 3\n1 2 3 -4\n", "invalid_argument: selections, line 3: no number for a block");
     refused(head + "1,2,3\n", "invalid_argument: selections, line 2: numbers with a space between them are wanted");
   }

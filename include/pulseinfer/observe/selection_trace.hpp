@@ -185,7 +185,7 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
   }
 }
 
-/// @throws argument_error naming the line and what is wrong with it
+/// @throws argument_error naming the line and what is wrong with it: blocks from 2^24 on too, which no sequence has
 [[nodiscard]] inline std::vector<selection_record> read_selections(std::istream& in)
 {
   std::size_t number = 1;
@@ -196,6 +196,8 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
   if (!std::getline(in, line) || line != selection_trace_header) {
     refuse("'" + line.substr(0, 40) + "' where '" + selection_trace_header + "' begins the file");
   }
+  constexpr std::int32_t most_block =
+    (1 << 24) - 1;  // of a sequence: a run in the file is a few bytes, in memory its blocks
   std::vector<selection_record> records;
   while (std::getline(in, line)) {
     ++number;
@@ -226,7 +228,10 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
         last = next("a run's last block");
       }
       bool const ascends = record.selected.empty() || first > to_number(record.selected.back());
-      if (!ascends || last < first || last - first > (1 << 24)) { refuse("blocks that do not ascend"); }
+      if (!ascends || last < first) { refuse("blocks that do not ascend"); }
+      if (last > most_block) {
+        refuse("block " + std::to_string(last) + ", where " + std::to_string(most_block) + " is the last");
+      }
       for (std::int32_t block = first; block <= last; ++block) {
         record.selected.push_back(static_cast<block_id>(block));
       }
