@@ -54,6 +54,7 @@
 #include <pulseinfer/device/checksum.hpp>
 #include <pulseinfer/device/copy_bytes.hpp>
 #include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/digest_pieces.hpp>
 #include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/exponential.hpp>
 #include <pulseinfer/device/group.hpp>
@@ -173,6 +174,7 @@
 #include <pulseinfer/selector/resolved_budget.hpp>
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/selector/split.hpp>
 #include <pulseinfer/selector/top_p.hpp>
 
 #include <pulseinfer/transfer/batch_copy_engine.hpp>

@@ -20,6 +20,7 @@
 #include <pulseinfer/selector/cuboid_mean.hpp>
 #include <pulseinfer/selector/log_mass.hpp>
 #include <pulseinfer/selector/min_max.hpp>
+#include <pulseinfer/selector/split.hpp>
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -174,7 +175,7 @@ void check_digests(gpu& on, shape const& s, dtype type)
       sums[i].resize(c.info.size() * std::size_t{s.query_heads});
       selection_arrays const& arrays = i == 0 ? cpu_arrays : gpu_arrays;
       for (std::uint32_t lane = 0; lane < c.residency.lanes; ++lane) { arrays.selection.counts[lane] = 0; }
-      pulseinfer::certify_skipped<typename Policy::form, typename Policy::spread> const op{
+      pulseinfer::certify_skipped<typename Policy::form, typename Policy::spread, Policy::pieces> const op{
         .request = arrays.select_request(0, queries.view),
         .table = {.data = sums[i].data(), .queries = 1, .heads = s.query_heads},
         .heads = heads,
@@ -616,4 +617,7 @@ TEST_CASE("digests of every form and type are made and scored on a GPU as on a C
     check_digests<pulseinfer::log_mass>(on, shapes[i], dtype::float16);
     check_digests<pulseinfer::log_mass>(on, shapes[i], dtype::float32);
   }
+  using pieces = pulseinfer::split<pulseinfer::min_max, 4>;
+  static_assert(!pulseinfer::detail::has_kernel_override<pieces::score_operation>);  // its kernel knows whole blocks
+  for (std::size_t const i : {0U, 5U}) { check_digests<pieces>(on, shapes[i], dtype::float16); }
 }

@@ -9,6 +9,7 @@
 #include <pulseinfer/selector/mean_key.hpp>
 #include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
+#include <pulseinfer/selector/split.hpp>
 
 #include <doctest/doctest.h>
 
@@ -130,7 +131,8 @@ TEST_SUITE("selector")
 {
   TEST_CASE_TEMPLATE(
     "a certificate bounds the mass left out and the error in every case; its estimate is within 2x in 95 of 100",
-    Digest, pulseinfer::min_max, pulseinfer::cuboid_mean, pulseinfer::mean_key, pulseinfer::log_mass)
+    Digest, pulseinfer::min_max, pulseinfer::cuboid_mean, pulseinfer::mean_key, pulseinfer::log_mass,
+    pulseinfer::split<pulseinfer::min_max, 4>, pulseinfer::split<pulseinfer::mean_key, 2>)
   {
     tally sum;
     for (dtype const type : {dtype::float32, dtype::float16, dtype::int8}) {

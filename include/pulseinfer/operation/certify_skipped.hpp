@@ -7,6 +7,7 @@
 #include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/block_score.hpp>
 #include <pulseinfer/device/certificate.hpp>
+#include <pulseinfer/device/digest_pieces.hpp>
 #include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/logarithm.hpp>
 #include <pulseinfer/device/reduce.hpp>
@@ -36,8 +37,8 @@ static_assert(std::is_trivially_copyable_v<certificate_table>);
 
 /// One item is one query and scoring query head of one row: a slow pass over all of its blocks, for reports and checks. What the
 /// lane's selection names counts as read.
-/// @tparam Form, Spread of the digests
-template <class Form, class Spread>
+/// @tparam Form, Spread, Pieces of the digests
+template <class Form, class Spread, std::uint32_t Pieces = 1>
 struct certify_skipped {
   static constexpr char const* name = "certify_skipped";
   static constexpr operation_kind kind = operation_kind::data;
@@ -50,7 +51,7 @@ struct certify_skipped {
   std::uint32_t group_heads = 1;  ///< KV heads of a head group
   std::uint32_t head_groups = 1;
   std::uint32_t block_tokens = 0;
-  std::uint64_t bounds_offset = 0;  ///< from a block's digest to the block_bounds of the scoring heads
+  std::uint64_t bounds_offset = 0;  ///< from a block's digest to the block_bounds of the scoring heads' pieces
   dtype digest_type = dtype::float16;
   float scale = 1.0F;
 
@@ -70,7 +71,7 @@ struct certify_skipped {
     std::uint64_t blocks = 0;
     for (row_id const row : request.rows) { blocks += request.info[to_index(row)].blocks(block_tokens); }
     std::uint64_t const digest = device::digest_bytes(digest_type, Form::parts, request.queries.dim);
-    std::uint64_t const passes = blocks * heads.count * query_group * table.queries;
+    std::uint64_t const passes = blocks * heads.count * query_group * table.queries * Pieces;
     return {.device_bytes = passes * (digest + sizeof(block_bounds)), .flops = passes * 6U * elements()};
   }
 
@@ -105,7 +106,7 @@ struct certify_skipped {
     if (sums.log_bound > device::minus_infinity) {
       // Each addition of logarithms is off by so much at most.
       float const size = sums.log_bound < 0.0F ? -sums.log_bound : sums.log_bound;
-      sums.log_bound += (1.0F + size) * 5e-7F * static_cast<float>(state.blocks(block_tokens) + 8U);
+      sums.log_bound += (1.0F + size) * 5e-7F * static_cast<float>(Pieces * state.blocks(block_tokens) + 8U);
     }
     if (group.thread_rank() == 0U) { table.at(row, query, first_head + head) = sums; }
     group.sync();
@@ -132,13 +133,6 @@ struct certify_skipped {
     certificate_sums sums;
     for (std::uint32_t block = group.thread_rank(); block < state.blocks(block_tokens); block += group.size()) {
       std::byte* const digests = request.digests.address(request.layer, row, block);
-      values const digest{reinterpret_cast<T*>(digests + head * values::bytes(Form::parts, dim)), elements()};
-      block_bounds const bounds = reinterpret_cast<block_bounds const*>(digests + bounds_offset)[head];
-      float const tokens = device::logarithm(static_cast<float>(state.valid_tokens(block, block_tokens)));
-      float const* const same[device::score_quad] = {spread, spread, spread, spread};
-      float scores[device::score_quad];
-      device::block_scores(same, digest, elements(), scores);
-      sums.value_norm = bounds.value_norm > sums.value_norm ? bounds.value_norm : sums.value_norm;
       std::uint32_t low = 0;
       for (std::uint32_t high = count; low < high;) {
         std::uint32_t const middle = low + (high - low) / 2U;
@@ -148,14 +142,28 @@ struct certify_skipped {
           high = middle;
         }
       }
-      if (low < count && to_index(ids[low]) == block) {
-        sums.log_attended = device::add_logarithms(sums.log_attended, scores[0] + tokens);
-        continue;
+      bool const attended = low < count && to_index(ids[low]) == block;
+      std::uint32_t const valid = state.valid_tokens(block, block_tokens);
+      for (std::uint32_t i = 0; i < Pieces; ++i) {
+        std::uint32_t const piece = head * Pieces + i;
+        std::uint32_t const piece_valid = device::piece_tokens<Pieces>(valid, i, block_tokens);
+        if (piece_valid == 0) { break; }
+        values const digest{reinterpret_cast<T*>(digests + piece * values::bytes(Form::parts, dim)), elements()};
+        block_bounds const bounds = reinterpret_cast<block_bounds const*>(digests + bounds_offset)[piece];
+        float const tokens = device::logarithm(static_cast<float>(piece_valid));
+        float const* const same[device::score_quad] = {spread, spread, spread, spread};
+        float scores[device::score_quad];
+        device::block_scores(same, digest, elements(), scores);
+        sums.value_norm = bounds.value_norm > sums.value_norm ? bounds.value_norm : sums.value_norm;
+        if (attended) {
+          sums.log_attended = device::add_logarithms(sums.log_attended, scores[0] + tokens);
+          continue;
+        }
+        sums.log_skipped = device::add_logarithms(sums.log_skipped, scores[0] + tokens);
+        float const most =
+          device::bound_logits(spread, digest, elements(), values::stride(dim), bounds, norm, Form::holds_keys);
+        sums.log_bound = device::add_logarithms(sums.log_bound, most + tokens);
       }
-      sums.log_skipped = device::add_logarithms(sums.log_skipped, scores[0] + tokens);
-      float const most =
-        device::bound_logits(spread, digest, elements(), values::stride(dim), bounds, norm, Form::holds_keys);
-      sums.log_bound = device::add_logarithms(sums.log_bound, most + tokens);
     }
     return sums;
   }

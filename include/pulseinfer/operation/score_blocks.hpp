@@ -5,6 +5,8 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/block_score.hpp>
+#include <pulseinfer/device/certificate.hpp>
+#include <pulseinfer/device/digest_pieces.hpp>
 #include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/logarithm.hpp>
 #include <pulseinfer/operation/score_table.hpp>
@@ -18,9 +20,10 @@ namespace pulseinfer {
 
 /// ln(valid tokens) + the inner product of the query's spread form with the block's digest, for each scoring query head and
 /// query token. One item is a stretch of blocks for the query heads of one scoring KV head of one row. Rows whose blocks are
-/// all selected are left out.
-/// @tparam Spread how a query meets the digest, device/block_score.hpp
-template <class Spread>
+/// all selected are left out. Where a block has pieces, that is the score of one, and the block's is ln of the sum of exp(score)
+/// of those that have valid tokens: its share is the sum of what they would have as blocks.
+/// @tparam Spread how a query meets the digest, device/block_score.hpp   @tparam Pieces of a block, selector/split.hpp
+template <class Spread, std::uint32_t Pieces = 1>
 struct score_digests {
   static constexpr char const* name = "score_blocks";
   static constexpr operation_kind kind = operation_kind::data;
@@ -50,14 +53,14 @@ struct score_digests {
   [[nodiscard]] operation_cost cost() const
   {
     operation_cost result;
-    std::uint64_t const digest = device::digest_bytes(digest_type, Spread::parts, request.queries.dim);
+    std::uint64_t const digest = Pieces * device::digest_bytes(digest_type, Spread::parts, request.queries.dim);
     for (row_id const row : request.rows) {
       row_info const& state = request.info[to_index(row)];
       std::uint64_t const blocks = state.blocks(block_tokens);
       if (blocks <= budget_blocks) { continue; }
       std::uint64_t const queries = std::uint64_t{pass.count(state.new_tokens, scores.queries)} * query_group;
       result.device_bytes += blocks * heads.count * (digest + queries * sizeof(float));
-      result.flops += 2U * blocks * heads.count * queries * elements();
+      result.flops += 2U * blocks * heads.count * queries * Pieces * elements();
     }
     return result;
   }
@@ -108,27 +111,45 @@ struct score_digests {
     Group const& group, row_id row, row_info const& state, std::uint32_t head, std::uint32_t begin, std::uint32_t count,
     std::uint32_t first_pair, std::uint32_t pairs, float const* spread) const
   {
-    using values = device::digest_values<Digest>;
-    std::uint64_t const digest_bytes = values::bytes(Spread::parts, request.queries.dim);
+    std::uint64_t const head_bytes = Pieces * device::digest_values<Digest>::bytes(Spread::parts, request.queries.dim);
     std::uint32_t const quads = divide_up(pairs, device::score_quad);
     for (std::uint32_t unit = group.thread_rank(); unit < count * quads; unit += group.size()) {
       std::uint32_t const block = begin + unit / quads;
       std::uint32_t const first = unit % quads * device::score_quad;
-      values const digest{
-        reinterpret_cast<Digest*>(request.digests.address(request.layer, row, block) + head * digest_bytes),
-        elements()};
       float const* queries[device::score_quad];
       float result[device::score_quad];
       for (std::uint32_t i = 0; i < device::score_quad; ++i) {
         std::uint32_t const pair = first + i < pairs ? first + i : pairs - 1U;
         queries[i] = spread + std::size_t{pair} * elements();
       }
-      device::block_scores(queries, digest, elements(), result);
-      float const mass = device::logarithm(static_cast<float>(state.valid_tokens(block, block_tokens)));
+      score_pieces<Digest>(
+        request.digests.address(request.layer, row, block) + head * head_bytes, state.valid_tokens(block, block_tokens),
+        queries, result);
       for (std::uint32_t i = 0; i < device::score_quad && first + i < pairs; ++i) {
         std::uint32_t const pair = first_pair + first + i;
-        scores.row(row, pair / query_group, head * query_group + pair % query_group)[block] = result[i] + mass;
+        scores.row(row, pair / query_group, head * query_group + pair % query_group)[block] = result[i];
       }
+    }
+  }
+
+  /// Scores of a block from the digests of its pieces, one behind the other. The first always has a valid token.
+  template <class Digest>
+  PULSEINFER_HOST_DEVICE void score_pieces(
+    std::byte* digests, std::uint32_t valid, float const* const (&queries)[device::score_quad],
+    float (&result)[device::score_quad]) const
+  {
+    using values = device::digest_values<Digest>;
+    for (std::uint32_t piece = 0; piece < Pieces; ++piece) {
+      std::uint32_t const tokens = device::piece_tokens<Pieces>(valid, piece, block_tokens);
+      if (piece != 0 && tokens == 0) { break; }
+      float found[device::score_quad];
+      device::block_scores(queries, values{reinterpret_cast<Digest*>(digests), elements()}, elements(), found);
+      float const mass = device::logarithm(static_cast<float>(tokens));
+      for (std::uint32_t i = 0; i < device::score_quad; ++i) {
+        float const score = found[i] + mass;
+        result[i] = piece == 0 ? score : device::add_logarithms(result[i], score);
+      }
+      digests += values::bytes(Spread::parts, request.queries.dim);
     }
   }
 };

@@ -6,6 +6,7 @@
 #include <pulseinfer/config.hpp>
 #include <pulseinfer/device/block_bounds.hpp>
 #include <pulseinfer/device/cuboid_mean.hpp>
+#include <pulseinfer/device/digest_pieces.hpp>
 #include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/device/widen.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
@@ -19,9 +20,10 @@
 namespace pulseinfer {
 
 /// Digests over the valid keys of each touched block, and their bounds where asked. One item is one block and scoring head
-/// of one row. A block without a slot keeps the digest it has.
+/// of one row, or one piece of that. A block without a slot keeps the digest it has; a piece without valid keys has none.
 /// @tparam Form of the digests: device::cuboid_mean_form and its neighbours
-template <class Form>
+/// @tparam Pieces of a block, each with a digest of its own, selector/split.hpp
+template <class Form, std::uint32_t Pieces = 1>
 struct make_digests {
   static constexpr char const* name = "update_digests";
   static constexpr operation_kind kind = operation_kind::data;
@@ -31,11 +33,12 @@ struct make_digests {
   std::uint32_t head_groups = 1;
   dtype digest_type = dtype::float16;
   std::uint64_t bounds_offset =
-    0;  ///< from a block's digest to the block_bounds of the scoring heads; 0: none are kept
+    0;  ///< from a block's digest to the block_bounds of the scoring heads' pieces; 0: none are kept
 
   [[nodiscard]] launch_shape shape() const
   {
-    return {.items = std::uint64_t{request.rows.count} * request.most_touched * heads.count, .group_threads = 64};
+    return {
+      .items = std::uint64_t{request.rows.count} * request.most_touched * heads.count * Pieces, .group_threads = 64};
   }
 
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t group_threads) const
@@ -52,7 +55,8 @@ struct make_digests {
       touched += state.blocks(request.layout.block_tokens) - first_touched(state);
     }
     std::uint64_t const keys = std::uint64_t{request.layout.block_tokens} * request.layout.key().row_bytes;
-    std::uint64_t const digest = digest_bytes() + (bounds_offset == 0 ? 0 : keys + sizeof(block_bounds));
+    std::uint64_t const bounds = bounds_offset == 0 ? 0 : keys + Pieces * sizeof(block_bounds);
+    std::uint64_t const digest = Pieces * digest_bytes() + bounds;
     return {
       .device_bytes = touched * heads.count * (2U * keys + digest),
       .flops = touched * heads.count * 4U * request.layout.block_tokens * request.layout.key().dim};
@@ -62,12 +66,18 @@ struct make_digests {
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref scratch) const
   {
     block_layout const& layout = request.layout;
-    auto const head = static_cast<std::uint32_t>(item % heads.count);
-    auto const place = static_cast<std::uint32_t>(item / heads.count % request.most_touched);
-    row_id const row = request.rows[item / heads.count / request.most_touched];
+    auto const piece = static_cast<std::uint32_t>(item % Pieces);
+    std::uint64_t const of_pieces = item / Pieces;
+    auto const head = static_cast<std::uint32_t>(of_pieces % heads.count);
+    auto const place = static_cast<std::uint32_t>(of_pieces / heads.count % request.most_touched);
+    row_id const row = request.rows[of_pieces / heads.count / request.most_touched];
     row_info const state = request.info[to_index(row)];
     std::uint32_t const block = first_touched(state) + place;
     if (block >= state.blocks(layout.block_tokens) || block >= request.residency.max_blocks) { return; }
+    std::uint32_t const first = piece * (layout.block_tokens / Pieces);
+    std::uint32_t const tokens =
+      device::piece_tokens<Pieces>(state.valid_tokens(block, layout.block_tokens), piece, layout.block_tokens);
+    if (tokens == 0) { return; }
 
     std::uint32_t const kv_head = heads.first + head;
     lane_id const lane = lane_of(row, kv_head / layout.heads, head_groups);
@@ -75,9 +85,8 @@ struct make_digests {
     if (is_none(slot)) { return; }
     plane_layout const& plane = layout.key();
     std::byte const* const keys =
-      request.pool.address(request.layer, slot) + row_offset(plane, kv_head % layout.heads, 0);
+      request.pool.address(request.layer, slot) + row_offset(plane, kv_head % layout.heads, first);
     std::byte* const digests = request.digests.address(request.layer, row, block);
-    std::uint32_t const tokens = state.valid_tokens(block, layout.block_tokens);
     auto* const floats = reinterpret_cast<float*>(scratch.data);
     device::visit_elements(plane.type, [&](auto key) {
       device::visit_digests(digest_type, [&](auto stored) {
@@ -85,7 +94,7 @@ struct make_digests {
         Form::make(
           group, reinterpret_cast<typename decltype(key)::type const*>(keys), plane.token_stride, tokens, plane.dim,
           device::digest_values<value>{
-            reinterpret_cast<value*>(digests + head * digest_bytes()),
+            reinterpret_cast<value*>(digests + (head * Pieces + piece) * digest_bytes()),
             device::digest_elements(digest_type, Form::parts, plane.dim)},
           floats);
       });
@@ -94,12 +103,14 @@ struct make_digests {
     group.sync();
     plane_layout const& values = layout.value();
     std::byte const* const value_rows =
-      request.pool.address(request.layer, slot) + row_offset(values, kv_head % layout.heads, 0);
+      request.pool.address(request.layer, slot) + row_offset(values, kv_head % layout.heads, first);
     block_bounds const bounds{
       .key_radius = radius(group, plane, keys, tokens, plane.dim, floats, floats + std::size_t{3} * plane.dim),
       .value_norm =
         radius(group, values, value_rows, tokens, layout.value_dim, nullptr, floats + std::size_t{3} * plane.dim)};
-    if (group.thread_rank() == 0U) { reinterpret_cast<block_bounds*>(digests + bounds_offset)[head] = bounds; }
+    if (group.thread_rank() == 0U) {
+      reinterpret_cast<block_bounds*>(digests + bounds_offset)[head * Pieces + piece] = bounds;
+    }
   }
 
  private:

@@ -37,7 +37,7 @@ namespace pulseinfer {
 /// score of each block from its digest -> softmax share per head and query -> vote: shares summed over heads and queries,
 /// e^hysteresis times for blocks of the previous selection -> the most votes, ties to the lowest id. Sink, recent and open
 /// blocks are always selected and count towards the budget. A row that has no more blocks than its budget reads all.
-/// @tparam Digest cuboid_mean, min_max, mean_key or log_mass   @tparam HeadRule soft_vote, designated_head,
+/// @tparam Digest cuboid_mean, min_max, mean_key or log_mass, or split of one   @tparam HeadRule soft_vote, designated_head,
 /// few_heads, max_share or calibrated_heads   @tparam Budget fixed_tokens or top_p
 template <class Digest = cuboid_mean, class HeadRule = soft_vote, class Budget = fixed_tokens>
 struct solo_head_selector {
@@ -167,7 +167,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     }
     for (std::uint32_t i = 0; i < heads.runs && request.rows.count != 0; ++i) {
       head_run const& run = runs_[heads.first_run + i];
-      certify_skipped<typename Digest::form, typename Digest::spread> op{
+      certify_skipped<typename Digest::form, typename Digest::spread, Digest::pieces> op{
         .request = request,
         .table = table,
         .heads = run.heads,
@@ -278,7 +278,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   {
     if (!digest_.bounds) { return 0; }
     std::uint64_t const behind = (heads.count - run.place) * digest_.head_bytes(limits_.geometry.head_dim);
-    return behind + run.place * sizeof(block_bounds);
+    return behind + run.place * Digest::head_bounds_bytes;
   }
 
   void append_runs(std::vector<std::uint32_t> const& kv_heads)
@@ -296,7 +296,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   [[nodiscard]] static selector_limits const& checked(solo_head_selector const& options, selector_limits const& limits)
   {
     validate(limits.geometry);
-    options.digest.validate();
+    options.digest.validate(limits.geometry.block_tokens);
     options.heads.validate(limits.geometry);
     if constexpr (requires { options.heads.validate_digest(""); }) {
       options.heads.validate_digest(Digest::form::name);
