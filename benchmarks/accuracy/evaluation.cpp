@@ -59,8 +59,10 @@ std::vector<float> multiply(std::vector<float> const& in, std::vector<float> con
   return out;
 }
 
-// sum over the vocabulary of p (log p - log q), p dense
-double divergence(float const* dense_log, float const* sparse_log, std::size_t count)
+// Adds up `count` terms, in pieces that are summed in floats and then added in double.
+// @param add_lanes (float_lanes& sum, at): adds the terms from `at` on, one to each lane   @param term (at) -> double
+template <class AddLanes, class Term>
+double sum_in_pieces(std::size_t count, AddLanes add_lanes, Term term)
 {
   double total = 0.0;
   constexpr std::size_t piece = 4096;
@@ -68,7 +70,19 @@ double divergence(float const* dense_log, float const* sparse_log, std::size_t c
     std::size_t const end = std::min(begin + piece, count);
     float_lanes sum;
     std::size_t at = begin;
-    for (; at + float_lanes::size <= end; at += float_lanes::size) {
+    for (; at + float_lanes::size <= end; at += float_lanes::size) { add_lanes(sum, at); }
+    total += double{sum.sum()};
+    for (; at < end; ++at) { total += term(at); }
+  }
+  return total;
+}
+
+// sum over the vocabulary of p (log p - log q), p dense
+double divergence(float const* dense_log, float const* sparse_log, std::size_t count)
+{
+  return sum_in_pieces(
+    count,
+    [&](float_lanes& sum, std::size_t at) {
       float_lanes dense, sparse, part;
       dense.load(dense_log + at);
       sparse.load(sparse_log + at);
@@ -76,13 +90,8 @@ double divergence(float const* dense_log, float const* sparse_log, std::size_t c
       part.exponential_below(0.0F);
       dense.subtract(sparse);
       sum.add_product(part, dense);
-    }
-    total += double{sum.sum()};
-    for (; at < end; ++at) {
-      total += std::exp(double{dense_log[at]}) * (double{dense_log[at]} - double{sparse_log[at]});
-    }
-  }
-  return total;
+    },
+    [&](std::size_t at) { return std::exp(double{dense_log[at]}) * (double{dense_log[at]} - double{sparse_log[at]}); });
 }
 
 std::size_t largest(float const* values, std::size_t count)
@@ -126,21 +135,15 @@ attention_geometry geometry_of(host_engine::llama_geometry const& model)
 void log_softmax(float* logits, std::size_t count)
 {
   float const top = logits[largest(logits, count)];
-  double total = 0.0;
-  constexpr std::size_t piece = 4096;
-  for (std::size_t begin = 0; begin < count; begin += piece) {
-    std::size_t const end = std::min(begin + piece, count);
-    float_lanes sum;
-    std::size_t at = begin;
-    for (; at + float_lanes::size <= end; at += float_lanes::size) {
+  double const total = sum_in_pieces(
+    count,
+    [&](float_lanes& sum, std::size_t at) {
       float_lanes lanes;
       lanes.load(logits + at);
       lanes.exponential_below(top);
       sum.add(lanes);
-    }
-    total += double{sum.sum()};
-    for (; at < end; ++at) { total += std::exp(double{logits[at] - top}); }
-  }
+    },
+    [&](std::size_t at) { return std::exp(double{logits[at] - top}); });
   auto const shift = static_cast<float>(double{top} + std::log(total));
   for (std::size_t at = 0; at < count; ++at) { logits[at] -= shift; }
 }

@@ -2,6 +2,7 @@
 
 /// Times of what runs on a GPU, as graphs of repeated calls, beside copies in its memory.
 
+#include "../on_gpu.cuh"
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/numeric.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -18,19 +19,6 @@
 
 namespace pulseinfer_bench {
 
-inline void require(cudaError_t code, char const* what)
-{
-  if (code == cudaSuccess) { return; }
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
-  std::exit(1);
-}
-inline void require(pulseinfer::status code, char const* what)
-{
-  if (code == pulseinfer::status::ok) { return; }
-  std::fprintf(stderr, "%s: %s\n", what, name_of(code));
-  std::exit(1);
-}
-
 /// Numbers between -1 and 1 that look random.
 template <class T>
 __global__ void fill_random(T* values, std::uint64_t count, std::uint64_t seed)
@@ -42,18 +30,6 @@ __global__ void fill_random(T* values, std::uint64_t count, std::uint64_t seed)
     x = (x ^ (x >> 27U)) * 0x94D049BB133111EBULL;
     values[i] = static_cast<T>(static_cast<float>(x >> 40U) * 0x1p-23F - 1.0F);
   }
-}
-
-/// One thread that keeps a stream busy for so many nanoseconds, while the host enqueues what follows.
-static __global__ void keep_busy(std::uint64_t nanoseconds)
-{
-  std::uint64_t begin = 0;
-  std::uint64_t now = 0;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-  do {
-    __nanosleep(200);
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
 }
 
 /// A backend, a stream and device memory that ends with the process.

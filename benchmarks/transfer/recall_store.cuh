@@ -2,6 +2,7 @@
 
 /// A large host store with known contents, slots, and recall plans over random blocks of it.
 
+#include "../on_gpu.cuh"
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/operation/gather_blocks.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -22,19 +23,6 @@ namespace pulseinfer_bench {
 using pulseinfer::memory_space;
 using pulseinfer::status;
 
-inline void require(cudaError_t code, char const* what)
-{
-  if (code == cudaSuccess) { return; }
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
-  std::exit(1);
-}
-inline void require(status code, char const* what)
-{
-  if (code == status::ok) { return; }
-  std::fprintf(stderr, "%s: %s\n", what, name_of(code));
-  std::exit(1);
-}
-
 /// The word at a place of the store.
 [[nodiscard]] PULSEINFER_HOST_DEVICE inline std::uint64_t word_at(std::uint64_t place)
 {
@@ -42,18 +30,6 @@ inline void require(status code, char const* what)
   x = (x ^ (x >> 30U)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27U)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31U);
-}
-
-/// One thread that keeps a stream busy for so many nanoseconds, while the host enqueues what follows.
-static __global__ void keep_busy(std::uint64_t nanoseconds)
-{
-  std::uint64_t begin = 0;
-  std::uint64_t now = 0;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-  do {
-    __nanosleep(200);
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
 }
 
 static __global__ void fill_store(std::uint64_t* words, std::uint64_t count)
