@@ -11,7 +11,8 @@ namespace pulseinfer {
 
 /// Told, whenever someone looks, what travels and what has landed since the last look, it keeps bytes over time of those
 /// stretches in which the link was busy throughout: something travelled at both ends, or the look came with the landing that
-/// was slept for. Older stretches count half as much with every `half_life_bytes` that land after them.
+/// was slept for. With every b bytes that land after
+/// them, older stretches count b / (2 half_life_bytes) less of what they did.
 struct link_rate {
   double half_life_bytes = 256e6;
 
