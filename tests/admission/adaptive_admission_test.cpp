@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -187,5 +188,21 @@ TEST_SUITE("admission")
     CHECK(policy.measured.steps() == 0);
     CHECK(policy.measured.expected(4.0) == 0.0);
     CHECK(policy.limit() > 1'000'000);
+  }
+
+  TEST_CASE(
+    "rows whose recalls together take longer than a step may are not let in, however little a row adds to steps so far")
+  {
+    adaptive_admission policy{.tpot_target = std::chrono::milliseconds{5}, .link_bytes_per_second = 50e9};
+    nanoseconds now{0};
+    for (std::uint32_t i = 0; i < 400; ++i) {
+      std::uint32_t const rows = 8 + i % 5;
+      // 40 us of the link for a row, hidden behind a millisecond of everything else.
+      step_sample sample{.rows = rows, .recalled_bytes = rows * std::uint64_t{2000000}, .begin = now};
+      now += std::chrono::microseconds{1000 + rows};
+      sample.end = now;
+      policy.observe(sample);
+    }
+    CHECK(policy.rows_that_pay() == doctest::Approx(125.0).epsilon(0.02));  // 5 ms / 40 us
   }
 }
