@@ -209,7 +209,7 @@ void check_digests(gpu& on, shape const& s, dtype type)
     for (std::uint32_t head = 0; head < s.kv_heads; ++head) {
       auto const bounds = [&](selection_arrays const& arrays) {
         return *reinterpret_cast<pulseinfer::block_bounds const*>(
-          arrays.digests.address(pulseinfer::layer_id{0}, pulseinfer::row_id{0}, block) +
+          arrays.digests.address(pulseinfer::layer_id{0}, c.ids[0], block) +
           policy.bounds_offset(s.head_dim, s.kv_heads) + sizeof(pulseinfer::block_bounds) * head);
       };
       CHECK(bounds(gpu_arrays).key_radius == doctest::Approx(bounds(cpu_arrays).key_radius).epsilon(1e-3));
@@ -605,8 +605,6 @@ TEST_CASE("law 8: a GPU chooses among ties as a CPU does, launch after launch, a
   CHECK(gpu_arrays.selected(2) == std::vector<std::uint32_t>{1, 8191});
 }
 
-TEST_SUITE_END();
-
 TEST_CASE("digests of every form and type are made and scored on a GPU as on a CPU, most of them by generic bodies")
 {
   managed_default const memory;
@@ -621,3 +619,5 @@ TEST_CASE("digests of every form and type are made and scored on a GPU as on a C
   static_assert(!pulseinfer::detail::has_kernel_override<pieces::score_operation>);  // its kernel knows whole blocks
   for (std::size_t const i : {0U, 5U}) { check_digests<pieces>(on, shapes[i], dtype::float16); }
 }
+
+TEST_SUITE_END();

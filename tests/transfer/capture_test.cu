@@ -363,8 +363,6 @@ namespace pulseinfer_test {
 template <class Engine>
 void recalls_on_the_gpu(Engine const& engine)
 {
-  cuda_backend backend;
-  auto const finish = [&](cuda_stream_ref stream) { REQUIRE(backend.synchronize(stream) == status::ok); };
   for (std::uint32_t const pitch : {92U, 132U, 192U, 584U, 1152U, 37U}) {
     for (std::uint32_t const tokens : {1U, 3U, 16U, 17U}) {
       for (std::uint32_t const offset : {0U, 4U}) {
@@ -372,14 +370,16 @@ void recalls_on_the_gpu(Engine const& engine)
         CAPTURE(tokens);
         CAPTURE(offset);
         device_heap_scope const scope;
+        cuda_backend backend;  // ends before the scope does: its own lists lie in the scope's memory, too
+        auto const finish = [&](cuda_stream_ref stream) { REQUIRE(backend.synchronize(stream) == status::ok); };
         recalls_arrive(
           engine, backend,
           {.layout = layout_of_pitch(pitch, tokens, 2, tokens == 3, 20), .offset = offset, .slot_padding = offset * 3},
           finish);
+        CHECK(backend.last_error() == "");
       }
     }
   }
-  CHECK(backend.last_error() == "");
 }
 
 }  // namespace pulseinfer_test
