@@ -229,8 +229,8 @@ class stream_driver {
     stream_chunk last = {};
   };
   struct work {
-    work(B& backend, std::uint64_t lanes, std::uint32_t half, std::uint32_t rows)
-      : slots{backend, memory_space::device, lanes * half * sizeof(slot_id)},
+    work(B& backend, std::uint64_t lanes, std::uint32_t half_slots, std::uint32_t rows)
+      : slots{backend, memory_space::device, lanes * half_slots * sizeof(slot_id)},
         counts{backend, memory_space::device, lanes * sizeof(std::uint32_t)},
         ids{backend, memory_space::pinned, rows * sizeof(row_id)},
         boxes{backend, memory_space::pinned, rows * sizeof(stream_box)},
@@ -241,7 +241,7 @@ class stream_driver {
         copies{backend, stream_priority::normal}
     {}
 
-    slab<B> slots;   // [lanes, half] of the part that is out
+    slab<B> slots;   // [lanes, half_slots] of the part that is out
     slab<B> counts;  // [lanes]
     slab<B> ids;     // [rows] each row's number: lists of one row
     slab<B> boxes;   // [rows] stream_box
