@@ -1,4 +1,5 @@
-/// dense_decoder on a GPU: a cache that holds everything in device memory, read and written by the library's operations.
+/// dense_decoder on a GPU: a cache that holds everything in device memory, read and written by the library's operations. A step
+/// of all rows is one graph.
 #pragma once
 
 #include "cuda_paged_engine.cuh"
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -37,6 +39,7 @@ class cuda_dense_decoder : public reference_decoder {
       engine_{backend_, stream_, *weights_, {.rows = rows, .row_tokens = chunk}},
       cache_{backend_, pulseinfer::memory_space::device, weights_->geometry.layers * layer_bytes()},
       lists_{backend_, pulseinfer::memory_space::pinned, list_bytes()},
+      copied_{backend_, pulseinfer::memory_space::device, list_bytes()},
       lengths_(rows)
   {
     auto* next = lists_.data();
@@ -66,19 +69,28 @@ class cuda_dense_decoder : public reference_decoder {
     while (!rest.empty()) {
       std::size_t const count = std::min<std::size_t>(chunk_, rest.size());
       feed(row, rest.first(count));
-      run_layers({.ids = ids_ + row, .count = 1}, static_cast<std::uint32_t>(count), false);
+      run(row, 1, static_cast<std::uint32_t>(count), false);
       rest = rest.subspan(count);
       report(lengths_[row]);
     }
     feed(row, prompt.last(1));
-    run_layers({.ids = ids_ + row, .count = 1}, 1, true);
+    run(row, 1, 1, true);
     report(lengths_[row]);
   }
 
   void step(std::span<std::int32_t const> tokens) override
   {
     for (std::uint32_t row = 0; row < rows_; ++row) feed(row, tokens.subspan(row, 1));
-    run_layers({.ids = ids_, .count = rows_}, 1, true);
+    if (!stepped_) {  // what cuBLAS and CUDA do at their first calls is no part of a graph
+      run(0, rows_, 1, true);
+      stepped_ = true;
+      return;
+    }
+    if (!graph_) {
+      pulseinfer::row_list const all{.ids = there(ids_), .count = rows_};
+      graph_.emplace(engine_.capture(all, [&] { enqueue(all, all, 1, true); }));
+    }
+    finish(engine_.launch(*graph_));
   }
 
   [[nodiscard]] std::span<float const> logits(std::uint32_t row) const override
@@ -161,37 +173,59 @@ class cuda_dense_decoder : public reference_decoder {
     if (!all) std::copy_n(own + count - recent_blocks_, recent_blocks_, shown + sink_blocks_);
   }
 
-  void run_layers(pulseinfer::row_list rows, std::uint32_t most_tokens, bool samples)
+  // Where the device reads what the host writes at `array`.
+  template <class T>
+  [[nodiscard]] T* there(T* array) const
   {
+    return reinterpret_cast<T*>(copied_.data() + (reinterpret_cast<std::byte*>(array) - lists_.data()));
+  }
+
+  void run(std::uint32_t first, std::uint32_t count, std::uint32_t most_tokens, bool samples)
+  {
+    enqueue({.ids = ids_ + first, .count = count}, {.ids = there(ids_ + first), .count = count}, most_tokens, samples);
+    finish(pulseinfer::status::ok);
+  }
+  void finish(pulseinfer::status launched)
+  {
+    if (launched != pulseinfer::status::ok || backend_.synchronize(stream_) != pulseinfer::status::ok) {
+      throw std::runtime_error{"a step on the GPU: " + backend_.last_error()};
+    }
+  }
+
+  // The same rows, as the host reads them and as the device does.
+  void enqueue(pulseinfer::row_list named, pulseinfer::row_list rows, std::uint32_t most_tokens, bool samples)
+  {
+    host_engine::require_cuda(
+      cudaMemcpyAsync(copied_.data(), lists_.data(), lists_.bytes(), cudaMemcpyHostToDevice, stream_.stream),
+      "cudaMemcpyAsync");
     for (std::uint32_t layer = 0; layer < weights_->geometry.layers; ++layer) {
       auto const id = static_cast<pulseinfer::layer_id>(layer);
       pulseinfer::slot_pool_ref const pool{
-        .layer_base = bases_ + layer, .slot_stride = layout_.block_bytes, .slots = rows_ * row_blocks_};
-      engine_.project(id, rows);
+        .layer_base = there(bases_ + layer), .slot_stride = layout_.block_bytes, .slots = rows_ * row_blocks_};
+      engine_.project(id, named);
       engine_.launch(pulseinfer::append_tokens{
         .layer = pulseinfer::layer_id{0},  // of the pool, which is that of one layer
         .rows = rows,
-        .info = info_,
+        .info = there(info_),
         .keys = engine_.keys(),
         .values = engine_.values(),
-        .residency = {.slot_of = slots_, .layers = 1, .lanes = rows_, .max_blocks = row_blocks_},
+        .residency = {.slot_of = there(slots_), .layers = 1, .lanes = rows_, .max_blocks = row_blocks_},
         .pool = pool,
         .layout = layout_,
         .most_tokens = most_tokens});
       engine_.attend(
         id, rows,
-        {.slots = shown_,
-         .counts = counts_,
-         .info = info_,
+        {.slots = there(shown_),
+         .counts = there(counts_),
+         .info = there(info_),
          .pool = pool,
          .layout = layout_,
          .layer = pulseinfer::layer_id{0},
          .stride = row_blocks_},
-        pulseinfer::part::whole);
-      engine_.feed_forward(id, rows);
+        pulseinfer::part::whole, most_tokens);
+      engine_.feed_forward(id, named);
     }
-    if (samples) engine_.sample(rows);
-    if (backend_.synchronize(stream_) != pulseinfer::status::ok) throw std::runtime_error{backend_.last_error()};
+    if (samples) engine_.sample(named);
   }
 
   weights_type const* weights_;
@@ -200,16 +234,19 @@ class cuda_dense_decoder : public reference_decoder {
   pulseinfer::cuda_backend backend_;
   pulseinfer::cuda_backend::stream_ref stream_ = backend_.create_stream();
   cuda_paged_engine<pulseinfer::cuda_backend> engine_;
-  pulseinfer::slab<pulseinfer::cuda_backend> cache_;  // [layer][row][block][K|V][head][block_tokens][head_dim]
-  pulseinfer::slab<pulseinfer::cuda_backend> lists_;  // what follows; the host writes it while the stream is idle
-  std::byte** bases_ = nullptr;                       // [layers]
-  pulseinfer::row_info* info_ = nullptr;              // [rows]
-  pulseinfer::row_id* ids_ = nullptr;                 // [rows]
-  std::uint32_t* counts_ = nullptr;                   // [rows]
-  pulseinfer::slot_id* slots_ = nullptr;              // [rows, row_blocks], one behind the other
-  pulseinfer::slot_id* shown_ = nullptr;              // [rows, row_blocks] what attention reads
+  pulseinfer::slab<pulseinfer::cuda_backend> cache_;   // [layer][row][block][K|V][head][block_tokens][head_dim]
+  pulseinfer::slab<pulseinfer::cuda_backend> lists_;   // what follows; the host writes it while the stream is idle
+  pulseinfer::slab<pulseinfer::cuda_backend> copied_;  // the same, as each step's kernels read it
+  std::byte** bases_ = nullptr;                        // [layers]
+  pulseinfer::row_info* info_ = nullptr;               // [rows]
+  pulseinfer::row_id* ids_ = nullptr;                  // [rows]
+  std::uint32_t* counts_ = nullptr;                    // [rows]
+  pulseinfer::slot_id* slots_ = nullptr;               // [rows, row_blocks], one behind the other
+  pulseinfer::slot_id* shown_ = nullptr;               // [rows, row_blocks] what attention reads
   std::vector<std::uint32_t> lengths_;
   std::uint32_t sink_blocks_ = 0, recent_blocks_ = 0;
+  bool stepped_ = false;
+  std::optional<host_engine::cuda_graph> graph_;  // of a step of all rows
 };
 
 }  // namespace decode_text

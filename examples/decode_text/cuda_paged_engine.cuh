@@ -1,6 +1,7 @@
 /// The engine on a GPU as the library meets it: as paged_engine, with attention by the library's own operation.
 #pragma once
 
+#include "engine/cuda_graph.cuh"
 #include "engine/cuda_llama_engine.cuh"
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/block_layout.hpp>
@@ -27,6 +28,8 @@ class cuda_paged_engine {
  public:
   using backend_type = Backend;
   using weights_type = host_engine::cuda_llama_weights;
+  using graph_type = host_engine::cuda_graph;
+  static constexpr bool captures = true;
 
   cuda_paged_engine(
     Backend& backend, typename Backend::stream_ref stream, weights_type const& weights,
@@ -51,10 +54,19 @@ class cuda_paged_engine {
   void project(pulseinfer::layer_id layer, pulseinfer::row_list rows) { engine_.project(number(layer), take(rows)); }
 
   void attend(
-    pulseinfer::layer_id, pulseinfer::row_list rows, pulseinfer::block_table const& table, pulseinfer::part which)
+    pulseinfer::layer_id layer, pulseinfer::row_list rows, pulseinfer::block_table const& table, pulseinfer::part which)
   {
     std::uint32_t most = 1;
-    for (pulseinfer::row_id const row : rows) most = std::max(most, engine_.tokens(number(row)));
+    if (!listing_) {
+      for (pulseinfer::row_id const row : rows) most = std::max(most, engine_.tokens(number(row)));
+    }
+    attend(layer, rows, table, which, most);
+  }
+  /// For rows that only the device reads, none of which appends more than `most` tokens.
+  void attend(
+    pulseinfer::layer_id, pulseinfer::row_list rows, pulseinfer::block_table const& table, pulseinfer::part which,
+    std::uint32_t most)
+  {
     bool const landed = which == pulseinfer::part::landed;
     pulseinfer::tensor_view const whole = view(engine_.attended(), engine_.geometry().query_heads);
     pulseinfer::tensor_view const rest = view(partial_.data(), engine_.geometry().query_heads);
@@ -82,6 +94,31 @@ class cuda_paged_engine {
   }
 
   void sample(pulseinfer::row_list rows) { engine_.sample(take(rows)); }
+
+  /// What `enqueue` makes of the calls above, to be launched for whatever rows lie at the list then, with one token each.
+  /// @throws host_engine::cuda_engine_error
+  template <class Enqueue>
+  [[nodiscard]] graph_type capture(pulseinfer::row_list rows, Enqueue enqueue)
+  {
+    struct listing {
+      cuda_paged_engine& engine;
+      explicit listing(cuda_paged_engine& of, pulseinfer::row_list listed) : engine{of}
+      {
+        engine.engine_.begin_list(reinterpret_cast<std::uint32_t const*>(listed.ids), listed.count);
+        engine.listing_ = true;
+      }
+      ~listing()
+      {
+        engine.listing_ = false;
+        engine.engine_.end_list();
+      }
+    } const lists{*this, rows};
+    return graph_type{stream_.stream, enqueue};
+  }
+  [[nodiscard]] pulseinfer::status launch(graph_type const& graph)
+  {
+    return graph.launch(stream_.stream) == cudaSuccess ? pulseinfer::status::ok : pulseinfer::status::device_lost;
+  }
 
   [[nodiscard]] pulseinfer::tensor_view queries() const
   {
@@ -119,6 +156,7 @@ class cuda_paged_engine {
   [[nodiscard]] std::span<std::uint32_t const> take(pulseinfer::row_list rows)
   {
     rows_.clear();
+    if (listing_) return rows_;  // the device alone reads the list
     for (pulseinfer::row_id const row : rows) rows_.push_back(number(row));
     return rows_;
   }
@@ -134,6 +172,7 @@ class cuda_paged_engine {
   host_engine::cuda_llama_engine engine_;
   host_engine::cuda_floats partial_, log_sums_, partial_log_sums_;  // by token slot
   std::vector<std::uint32_t> rows_;
+  bool listing_ = false;
 };
 
 }  // namespace decode_text

@@ -165,6 +165,8 @@ struct result {
   pulseinfer::counters counters;
   pulseinfer::memory_use memory;
   std::uint64_t dense_bytes = 0, sparse_bytes = 0, peak_bytes = 0;
+  std::string schedule;
+  std::uint64_t graph_launches = 0;
 };
 
 // Feeds all three the true continuation and compares what they predict for each of its tokens.
@@ -193,6 +195,8 @@ result follow_text(subject const& what, reference_decoder& dense, offload_decode
   found.dense_bytes = dense.bytes();
   found.sparse_bytes = sparse.device_bytes();
   found.peak_bytes = sparse.device_bytes_peak();
+  found.schedule = sparse.schedule();
+  found.graph_launches = sparse.graph_launches();
   return found;
 }
 
@@ -267,6 +271,7 @@ void print_figures(run_options const& options, subject const& what, result const
   std::printf(
     "budget %u tokens, slots %u tokens, blocks of %u tokens\n", options.offload.budget_tokens,
     options.offload.slots_tokens, options.offload.block_tokens);
+  std::printf("schedule: %s\n", found.schedule.c_str());
 }
 
 nlohmann::ordered_json figures(run_options const& options, device const& on, subject const& what, result const& found)
@@ -288,6 +293,8 @@ nlohmann::ordered_json figures(run_options const& options, device const& on, sub
     {"selector", name_of(options.offload.selector)},
     {"transfer", name_of(options.offload.transfer)},
     {"scheduler", name_of(options.offload.scheduler)},
+    {"schedule", found.schedule},
+    {"graph_launches_per_step", static_cast<double>(found.graph_launches) / static_cast<double>(found.counters.steps)},
     {"decode_tokens", options.decode_tokens},
     {"perplexity_dense", found.sparse.perplexity_reference()},
     {"perplexity_sparse", found.sparse.perplexity_candidate()},

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "offload_options.hpp"
+#include "pace.hpp"
 #include "pulseinfer_decoder.hpp"
-#include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/selector/designated_head.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
@@ -50,33 +50,33 @@ class offload_compositions {
     selector.sink_tokens = options_.sink_tokens;
     selector.recent_tokens = options_.recent_tokens;
     selector.hysteresis = options_.hysteresis;
-    switch (options_.transfer) {
-      case transfer_choice::fragment_copy: return with_scheduler<pulseinfer::fragment_copy_engine>(selector);
-      case transfer_choice::batch_copy: return with_scheduler<pulseinfer::batch_copy_engine>(selector);
-      case transfer_choice::gather_scatter: break;
+    // A batched copy is a fragment copy with as many fragments as there are in one call.
+    if (options_.transfer == transfer_choice::gather_scatter) {
+      return with_scheduler(selector, pulseinfer::gather_scatter_engine{});
     }
-    return with_scheduler<pulseinfer::gather_scatter_engine>(selector);
+    pulseinfer::batch_copy_engine const batched;
+    return with_scheduler(
+      selector,
+      options_.transfer == transfer_choice::fragment_copy
+        ? pulseinfer::fragment_copy_engine{}
+        : pulseinfer::fragment_copy_engine{.fragments_per_copy = batched.fragments_per_copy, .rows_per_landing = 0});
   }
 
   template <class TransferEngine, class Selector>
-  [[nodiscard]] std::unique_ptr<offload_decoder> with_scheduler(Selector const& selector) const
+  [[nodiscard]] std::unique_ptr<offload_decoder> with_scheduler(
+    Selector const& selector, TransferEngine const& transfer) const
   {
-    using pulseinfer::visit_order;
-    switch (options_.scheduler) {
-      case scheduler_choice::lockstep:
-        return with<TransferEngine, pulseinfer::lockstep_scheduler<visit_order::whole>>(selector);
-      case scheduler_choice::lockstep_hits_first:
-        return with<TransferEngine, pulseinfer::lockstep_scheduler<visit_order::hits_first>>(selector);
-      case scheduler_choice::interruptible: break;
+    if (options_.scheduler == scheduler_choice::lockstep) {
+      return with<pulseinfer::lockstep_scheduler<pulseinfer::visit_order::whole>>(selector, transfer);
     }
-    return with<TransferEngine, pulseinfer::interruptible_scheduler<visit_order::hits_first>>(selector);
+    return with<paced_scheduler>(selector, transfer);
   }
 
-  template <class TransferEngine, class Scheduler, class Selector>
-  [[nodiscard]] std::unique_ptr<offload_decoder> with(Selector const& selector) const
+  template <class Scheduler, class TransferEngine, class Selector>
+  [[nodiscard]] std::unique_ptr<offload_decoder> with(Selector const& selector, TransferEngine const& transfer) const
   {
     return std::make_unique<pulseinfer_decoder<Engine, Selector, TransferEngine, Scheduler>>(
-      weights_, options_, selector, rows_);
+      weights_, options_, selector, transfer, rows_);
   }
 
   weights_type const& weights_;

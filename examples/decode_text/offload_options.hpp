@@ -74,6 +74,8 @@ class offload_decoder : public decoder {
   [[nodiscard]] virtual pulseinfer::memory_use memory() const = 0;         // now
   [[nodiscard]] virtual std::uint64_t device_bytes() const = 0;            // slots, digests and books now
   [[nodiscard]] virtual std::uint64_t device_bytes_peak() const = 0;       // prompts included
+  [[nodiscard]] virtual std::string schedule() const = 0;                  // how rows went through the layers at last
+  [[nodiscard]] virtual std::uint64_t graph_launches() const = 0;  // of whole steps or visits; 0: nothing is captured
   virtual void write_timeline(std::ostream& out) = 0;
 };
 

@@ -77,6 +77,7 @@ class paged_engine {
  public:
   using backend_type = Backend;
   using weights_type = host_engine::llama_weights;
+  static constexpr bool captures = false;
 
   paged_engine(
     Backend& backend, typename Backend::stream_ref stream, host_engine::llama_weights const& weights,

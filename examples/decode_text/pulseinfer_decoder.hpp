@@ -3,7 +3,9 @@
 
 #include "decoder.hpp"
 #include "engine/llama_weights.hpp"
+#include "graph_runner.hpp"
 #include "offload_options.hpp"
+#include "pace.hpp"
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/backend/traced.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
@@ -17,6 +19,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace decode_text {
@@ -32,14 +35,21 @@ class pulseinfer_decoder : public offload_decoder {
 
   pulseinfer_decoder(
     weights_type const& weights, offload_options const& options, Selector const& selector,
-    std::span<row_lengths const> rows)
+    TransferEngine const& transfer, std::span<row_lengths const> rows)
     : options_{options},
       lengths_{rows.begin(), rows.end()},
       backend_{pulseinfer::trace_options{.max_records = options.trace_records}},
       compute_{backend_.create_stream("compute")},
-      kv_{backend_, compute_, geometry_of(weights.geometry, options), sizes_of(options, rows), selector},
+      pace_{
+        options.scheduler == scheduler_choice::interruptible, static_cast<std::uint32_t>(rows.size()),
+        weights.geometry.layers,
+        std::uint64_t{options.budget_tokens} * weights.geometry.kv_heads * weights.geometry.head_dim * 2 *
+          sizeof(float)},
+      kv_{backend_, compute_,        geometry_of(weights.geometry, options), sizes_of(options, rows), selector,
+          transfer, make_scheduler()},
       engine_{
         backend_, compute_, weights, {.rows = static_cast<std::uint32_t>(rows.size()), .row_tokens = options.chunk}},
+      graphs_{kv_, engine_},
       rows_(rows.size(), pulseinfer::none<pulseinfer::row_id>)
   {
     Engine::expect(kv_.layout(), weights.geometry);
@@ -61,7 +71,7 @@ class pulseinfer_decoder : public offload_decoder {
     }
     // Its first step: the row leaves what it does not need in its slots, and the next prompt finds room.
     begin(rows_[row], prompt.last(1));
-    run_step(false);
+    pace_.note_single(run_step(false));
     kv_.finish_sample();
     report(static_cast<std::uint32_t>(prompt.size()));
   }
@@ -69,7 +79,10 @@ class pulseinfer_decoder : public offload_decoder {
   void step(std::span<std::int32_t const> tokens) override
   {
     for (std::size_t row = 0; row < rows_.size(); ++row) begin(rows_[row], tokens.subspan(row, 1));
-    run_step(false);
+    decodes_ = true;
+    pace_.note_step(run_step(false));
+    decodes_ = false;
+    ++decoded_;
     kv_.finish_sample();
     steps_.push_back(kv_.last_sample());
     counters_.add(kv_.last_sample());
@@ -89,6 +102,12 @@ class pulseinfer_decoder : public offload_decoder {
     return used.slot_bytes_peak + used.digest_bytes + used.book_bytes;
   }
   [[nodiscard]] pulseinfer::memory_use memory() const override { return kv_.memory(); }
+
+  [[nodiscard]] std::string schedule() const override
+  {
+    return std::is_same_v<LayerScheduler, paced_scheduler> ? pace_.description() : "lockstep";
+  }
+  [[nodiscard]] std::uint64_t graph_launches() const override { return graphs_.launched(); }
 
   void write_timeline(std::ostream& out) override
   {
@@ -125,7 +144,8 @@ class pulseinfer_decoder : public offload_decoder {
       .max_rows = static_cast<std::uint32_t>(rows.size()),
       .max_tokens = longest,
       .max_prefill_tokens = options.chunk,
-      .quota_tokens = options.slots_tokens};
+      .quota_tokens = options.slots_tokens,
+      .captured_steps = graph_runner<Engine, manager_type>::whole_steps ? 1U : 0U};
   }
 
   void open(std::uint32_t row)
@@ -144,13 +164,48 @@ class pulseinfer_decoder : public offload_decoder {
       {.row = row, .tokens = static_cast<std::uint32_t>(tokens.size()), .token_offset = engine_.first_token(row)});
   }
 
-  // The loop over visits. Rows split and merge as their blocks arrive; nothing here knows.
-  void run_step(bool ends_prompt)
+  // A step, and the time from its first launch to its end.
+  pulseinfer::nanoseconds run_step(bool ends_prompt)
   {
     expect(kv_.begin_step(batch_), "begin_step");
-    engine_.project(kv_.first_layer(), kv_.rows());
-    expect(kv_.enter(kv_.first_layer(), kv_.rows(), engine_.keys(), engine_.values(), engine_.queries()), "enter");
-    for (pulseinfer::visit const& v : kv_.step()) {
+    pulseinfer::nanoseconds const begun = backend_.now();
+    if (!uses_graphs() || !graphs_.run_step(static_cast<std::uint32_t>(batch_.size()), [&](auto& steps) {
+          enqueue(steps, false);
+        })) {
+      enqueue(kv_, ends_prompt);
+    }
+    expect(backend_.synchronize(compute_), "synchronize");
+    pulseinfer::nanoseconds const time = backend_.now() - begun;
+
+    commits_.clear();
+    for (pulseinfer::step_row const& row : batch_) {
+      expect(kv_.row_status(row.row), "a row's step");
+      commits_.push_back({.row = row.row, .accepted = row.tokens});
+    }
+    expect(kv_.commit(commits_), "commit");
+    batch_.clear();
+    return time;
+  }
+
+  // The first step of all rows goes launch by launch: what kernels do at their first call is no part of a graph. A timeline
+  // shows launches.
+  [[nodiscard]] bool uses_graphs() const noexcept
+  {
+    return Engine::captures && decodes_ && decoded_ > 0 && options_.trace_records == 0;
+  }
+
+  // The loop over visits. Rows split and merge as their blocks arrive; nothing here knows.
+  template <class Steps>  // the manager, or what stands for it while a whole step is captured
+  void enqueue(Steps& steps, bool ends_prompt)
+  {
+    bool const by_visits = uses_graphs() && std::is_same_v<Steps, manager_type>;
+    if (
+      !by_visits || !graphs_.run_visit(steps.rows(), pulseinfer::none<pulseinfer::layer_id>, pulseinfer::part::whole)) {
+      engine_.project(steps.first_layer(), steps.rows());
+      enter(steps, steps.first_layer(), steps.rows());
+    }
+    for (pulseinfer::visit const& v : steps.step()) {
+      if (by_visits && v.rows.count == batch_.size() && graphs_.run_visit(v.rows, v.layer, v.part)) continue;
       engine_.attend(v.layer, v.rows, v.table, v.part);
       if (v.part == pulseinfer::part::hits) continue;
       if (ends_prompt) expect(kv_.warm_up(v.layer, v.rows, engine_.queries()), "warm_up");
@@ -160,17 +215,23 @@ class pulseinfer_decoder : public offload_decoder {
         continue;
       }
       engine_.project(v.next, v.rows);
-      expect(kv_.enter(v.next, v.rows, engine_.keys(), engine_.values(), engine_.queries()), "enter");
+      enter(steps, v.next, v.rows);
     }
-    expect(backend_.synchronize(compute_), "synchronize");
+  }
 
-    commits_.clear();
-    for (pulseinfer::step_row const& row : batch_) {
-      expect(kv_.row_status(row.row), "a row's step");
-      commits_.push_back({.row = row.row, .accepted = row.tokens});
+  template <class Steps>
+  void enter(Steps& steps, pulseinfer::layer_id layer, pulseinfer::row_list rows)
+  {
+    expect(steps.enter(layer, rows, engine_.keys(), engine_.values(), engine_.queries()), "enter");
+  }
+
+  [[nodiscard]] LayerScheduler make_scheduler()
+  {
+    if constexpr (std::is_same_v<LayerScheduler, paced_scheduler>) {
+      return paced_scheduler{&pace_};
+    } else {
+      return {};
     }
-    expect(kv_.commit(commits_), "commit");
-    batch_.clear();
   }
 
   static void expect(pulseinfer::status result, char const* call)
@@ -182,13 +243,17 @@ class pulseinfer_decoder : public offload_decoder {
   std::vector<row_lengths> lengths_;
   backend_type backend_;
   typename backend_type::stream_ref compute_;
+  pace pace_;  // of rows whose scheduler asks it
   manager_type kv_;
   Engine engine_;
+  graph_runner<Engine, manager_type> graphs_;
   std::vector<pulseinfer::row_id> rows_;
   std::vector<pulseinfer::step_row> batch_;
   std::vector<pulseinfer::commit_row> commits_;
   std::vector<pulseinfer::step_sample> steps_;
   pulseinfer::counters counters_;
+  bool decodes_ = false;  // the step is one of all rows
+  std::uint64_t decoded_ = 0;
 };
 
 }  // namespace decode_text

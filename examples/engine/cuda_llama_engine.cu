@@ -57,33 +57,35 @@ cuda_llama_weights::cuda_llama_weights(llama_weights const& host)
   }
 }
 
-// The rows of one call, handed to each kernel by value, so that no list has to outlive its work. In the tensors of a call
-// each row takes `most_tokens` places; those that it does not need hold zeros.
+// The rows of one call: by value, so that no list has to outlive its work, or at an address. In the tensors of a call each row
+// takes `most_tokens` places; those that it does not need hold zeros.
 struct cuda_row_batch {
-  struct row {
-    std::uint32_t first_slot;
-    std::uint16_t number, tokens;
-    std::uint32_t position;
-  };
-
   std::uint32_t count = 0;
   std::uint32_t most_tokens = 1;
-  row rows[cuda_llama_engine::most_rows];
+  std::uint32_t row_tokens = 1;  // slots of a row
+  cuda_row_state const* states = nullptr;
+  std::uint32_t const* list = nullptr;  // null: `numbers`
+  std::uint8_t numbers[cuda_llama_engine::most_rows];
 
   [[nodiscard]] std::uint32_t places() const noexcept { return count * most_tokens; }
 };
+static_assert(cuda_llama_engine::most_rows <= 256);
 
 namespace {
 
 constexpr unsigned int kernel_threads = 128;
 constexpr std::uint32_t no_slot = ~0U;
 
+__device__ std::uint32_t number_of(cuda_row_batch const& batch, std::uint32_t index)
+{
+  return batch.list != nullptr ? batch.list[index] : batch.numbers[index];
+}
+
 // The slot of the token at a place; none where the row has fewer tokens.
 __device__ std::uint32_t slot_of(cuda_row_batch const& batch, std::uint32_t place)
 {
-  auto const& row = batch.rows[place / batch.most_tokens];
-  std::uint32_t const token = place % batch.most_tokens;
-  return token < row.tokens ? row.first_slot + token : no_slot;
+  std::uint32_t const row = number_of(batch, place / batch.most_tokens), token = place % batch.most_tokens;
+  return token < batch.states[row].tokens ? row * batch.row_tokens + token : no_slot;
 }
 
 // One block of threads a place, in each of these.
@@ -110,21 +112,32 @@ __device__ float sum_of_block(float value)
   return sum;
 }
 
-// `last_only`: one place a row, of its last token.
+// What `added` has for each place, unless it is null, is added to the hidden state first. `last_only`: one place a row, of its
+// last token.
 __global__ void rms_norm(
-  cuda_row_batch const batch, float const* hidden, float const* weight, float epsilon, float* normed,
+  cuda_row_batch const batch, float* hidden, float const* added, float const* weight, float epsilon, float* normed,
   std::uint32_t width, bool last_only)
 {
-  auto const& row = batch.rows[blockIdx.x];
-  std::uint32_t const slot = last_only ? row.first_slot + row.tokens - 1U : slot_of(batch, blockIdx.x);
+  std::uint32_t slot = no_slot;
+  if (last_only) {
+    std::uint32_t const row = number_of(batch, blockIdx.x), tokens = batch.states[row].tokens;
+    slot = tokens == 0 ? no_slot : row * batch.row_tokens + tokens - 1U;
+  } else {
+    slot = slot_of(batch, blockIdx.x);
+  }
   float* const to = normed + std::size_t{blockIdx.x} * width;
   if (slot == no_slot) {
     for (std::uint32_t at = threadIdx.x; at < width; at += blockDim.x) to[at] = 0.0F;
     return;
   }
-  float const* const from = hidden + std::size_t{slot} * width;
+  float* const from = hidden + std::size_t{slot} * width;
   float squares = 0.0F;
-  for (std::uint32_t at = threadIdx.x; at < width; at += blockDim.x) squares += from[at] * from[at];
+  for (std::uint32_t at = threadIdx.x; at < width; at += blockDim.x) {
+    float value = from[at];
+    if (added != nullptr) from[at] = value += added[std::size_t{blockIdx.x} * width + at];
+    squares += value * value;
+  }
+  // Each thread reads again what it has written itself.
   float const inverse = 1.0F / sqrtf(sum_of_block(squares) / static_cast<float>(width) + epsilon);
   for (std::uint32_t at = threadIdx.x; at < width; at += blockDim.x) to[at] = from[at] * inverse * weight[at];
 }
@@ -136,8 +149,8 @@ __global__ void take_projected(
 {
   std::uint32_t const slot = slot_of(batch, blockIdx.x);
   if (slot == no_slot) return;
-  auto const& row = batch.rows[blockIdx.x / batch.most_tokens];
-  std::size_t const position = row.position + slot - row.first_slot;
+  std::uint32_t const row = number_of(batch, blockIdx.x / batch.most_tokens);
+  std::size_t const position = batch.states[row].position + slot - row * batch.row_tokens;
   float const* const from = stacked + std::size_t{blockIdx.x} * (query_width + 2 * kv_width);
   float const* const turns = rotation + position * head_dim;
   std::uint32_t const half = head_dim / 2;
@@ -183,6 +196,16 @@ __global__ void gate(float const* stacked, float* gated, std::uint32_t width)
   }
 }
 
+// What was predicted for each row goes to the row's place in host memory.
+constexpr unsigned int hand_out_blocks = 16;
+__global__ void hand_out(cuda_row_batch const batch, float const* predicted, float* logits, std::uint32_t width)
+{
+  std::size_t const row = number_of(batch, blockIdx.x);
+  for (std::uint32_t at = blockIdx.y * blockDim.x + threadIdx.x; at < width; at += gridDim.y * blockDim.x) {
+    logits[row * width + at] = predicted[std::size_t{blockIdx.x} * width + at];
+  }
+}
+
 void require_launched(char const* kernel) { require_cuda(cudaGetLastError(), kernel); }
 
 void require_cublas(cublasStatus_t code, char const* call)
@@ -204,6 +227,9 @@ cuda_llama_engine::cuda_llama_engine(cuda_llama_weights const& weights, size_lim
   }
   std::size_t const slots = token_slots(), hidden = model.hidden, query_width = model.query_width(),
                     kv_width = model.kv_width();
+  fed_ = cuda_floats{limits.rows * sizeof(cuda_row_state) / sizeof(float), cuda_floats::place::pinned};
+  states_ = cuda_floats{fed_.size()};
+  std::fill_n(fed_.data(), fed_.size(), 0.0F);
   tokens_ = cuda_floats{slots, cuda_floats::place::pinned};
   hidden_ = cuda_floats{slots * hidden};
   queries_ = cuda_floats{slots * query_width};
@@ -219,6 +245,10 @@ cuda_llama_engine::cuda_llama_engine(cuda_llama_weights const& weights, size_lim
   logits_ = cuda_floats{std::size_t{limits.rows} * model.vocabulary, cuda_floats::place::pinned};
   require_cublas(cublasCreate(&products_), "cublasCreate");
   require_cublas(cublasSetStream(products_, stream), "cublasSetStream");
+  // Of its own, so that captured products need no memory from elsewhere.
+  workspace_ = cuda_floats{std::size_t{8} << 20U};
+  require_cublas(
+    cublasSetWorkspace(products_, workspace_.data(), workspace_.size() * sizeof(float)), "cublasSetWorkspace");
 }
 
 cuda_llama_engine::~cuda_llama_engine()
@@ -234,11 +264,35 @@ void cuda_llama_engine::feed(std::uint32_t row, std::span<std::int32_t const> to
     tokens_.data()[first_token(row) + at] = std::bit_cast<float>(tokens[at]);
   }
   rows_[row] = {.tokens = static_cast<std::uint32_t>(tokens.size()), .position = position, .layer = 0};
+  reinterpret_cast<cuda_row_state*>(fed_.data())[row] = {.tokens = rows_[row].tokens, .position = position};
+}
+
+void cuda_llama_engine::begin_list(std::uint32_t const* ids, std::uint32_t count)
+{
+  if (ids == nullptr || count == 0 || count > limits_.rows) {
+    throw std::invalid_argument{
+      "a list of " + std::to_string(count) + " rows for an engine of " + std::to_string(limits_.rows)};
+  }
+  list_ = ids;
+  listed_ = count;
+}
+
+void cuda_llama_engine::end_list()
+{
+  list_ = nullptr;
+  normed_layer_ = 0;
 }
 
 cuda_row_batch cuda_llama_engine::batch_of(std::uint32_t layer, row_span rows, char const* call) const
 {
   cuda_row_batch batch;
+  batch.row_tokens = limits_.row_tokens;
+  batch.states = reinterpret_cast<cuda_row_state const*>(states_.data());
+  if (list_ != nullptr) {
+    batch.list = list_;
+    batch.count = listed_;
+    return batch;
+  }
   for (std::uint32_t const row : rows) {
     if (row >= limits_.rows || rows_[row].tokens == 0 || rows_[row].layer != layer || batch.count == limits_.rows) {
       throw std::logic_error{
@@ -247,15 +301,15 @@ cuda_row_batch cuda_llama_engine::batch_of(std::uint32_t layer, row_span rows, c
         (row < limits_.rows ? std::to_string(rows_[row].tokens) + " tokens at layer " + std::to_string(rows_[row].layer)
                             : std::string{"is none of them"})};
     }
-    row_state const& state = rows_[row];
-    batch.most_tokens = std::max(batch.most_tokens, state.tokens);
-    batch.rows[batch.count++] = {
-      .first_slot = first_token(row),
-      .number = static_cast<std::uint16_t>(row),
-      .tokens = static_cast<std::uint16_t>(state.tokens),
-      .position = state.position};
+    batch.most_tokens = std::max(batch.most_tokens, rows_[row].tokens);
+    batch.numbers[batch.count++] = static_cast<std::uint8_t>(row);
   }
   return batch;
+}
+
+bool cuda_llama_engine::has_normed(std::uint32_t layer, row_span rows) const
+{
+  return layer > 0 && layer == normed_layer_ && (list_ != nullptr || std::ranges::equal(rows, normed_rows_));
 }
 
 void cuda_llama_engine::multiply(
@@ -273,14 +327,16 @@ void cuda_llama_engine::multiply(
 void cuda_llama_engine::normalise(cuda_row_batch const& batch, cuda_floats const& weight)
 {
   rms_norm<<<batch.places(), kernel_threads, 0, stream_>>>(
-    batch, hidden_.data(), weight.data(), geometry().norm_epsilon, normed_.data(), geometry().hidden, false);
+    batch, hidden_.data(), nullptr, weight.data(), geometry().norm_epsilon, normed_.data(), geometry().hidden, false);
   require_launched("rms_norm");
 }
 
-void cuda_llama_engine::add_projected(cuda_row_batch const& batch)
+void cuda_llama_engine::add_and_normalise(cuda_row_batch const& batch, cuda_floats const& weight)
 {
-  add<<<batch.places(), kernel_threads, 0, stream_>>>(batch, projected_.data(), hidden_.data(), geometry().hidden);
-  require_launched("add");
+  rms_norm<<<batch.places(), kernel_threads, 0, stream_>>>(
+    batch, hidden_.data(), projected_.data(), weight.data(), geometry().norm_epsilon, normed_.data(), geometry().hidden,
+    false);
+  require_launched("rms_norm");
 }
 
 void cuda_llama_engine::project(std::uint32_t layer, row_span rows)
@@ -290,11 +346,15 @@ void cuda_llama_engine::project(std::uint32_t layer, row_span rows)
   llama_geometry const& model = geometry();
   cuda_llama_weights::layer const& weights = weights_->layers[layer];
   if (layer == 0) {
+    require_cuda(
+      cudaMemcpyAsync(states_.data(), fed_.data(), fed_.size() * sizeof(float), cudaMemcpyHostToDevice, stream_),
+      "cudaMemcpyAsync");
     embed<<<batch.places(), kernel_threads, 0, stream_>>>(
       batch, tokens_.data(), weights_->embedding.data(), hidden_.data(), model.hidden);
     require_launched("embed");
   }
-  normalise(batch, weights.attention_norm);
+  if (!has_normed(layer, rows)) normalise(batch, weights.attention_norm);
+  normed_layer_ = 0;
   multiply(normed_.data(), batch.places(), weights.qkv, model.hidden, stacked_.data());
   take_projected<<<batch.places(), kernel_threads, 0, stream_>>>(
     batch, stacked_.data(), weights_->rotation.data(), queries_.data(), keys_.data(), values_.data(),
@@ -311,14 +371,21 @@ void cuda_llama_engine::feed_forward(std::uint32_t layer, row_span rows)
   collect<<<batch.places(), kernel_threads, 0, stream_>>>(batch, attended_.data(), normed_.data(), model.query_width());
   require_launched("collect");
   multiply(normed_.data(), batch.places(), weights.output, model.query_width(), projected_.data());
-  add_projected(batch);
-
-  normalise(batch, weights.mlp_norm);
+  add_and_normalise(batch, weights.mlp_norm);
   multiply(normed_.data(), batch.places(), weights.gate_up, model.hidden, stacked_.data());
   gate<<<batch.places(), kernel_threads, 0, stream_>>>(stacked_.data(), gated_.data(), model.feed_forward);
   require_launched("gate");
   multiply(gated_.data(), batch.places(), weights.down, model.feed_forward, projected_.data());
-  add_projected(batch);
+  if (layer + 1 < model.layers) {
+    add_and_normalise(batch, weights_->layers[layer + 1].attention_norm);
+    normed_layer_ = layer + 1;
+    normed_rows_.assign(rows.begin(), rows.end());
+  } else {
+    add<<<batch.places(), kernel_threads, 0, stream_>>>(batch, projected_.data(), hidden_.data(), model.hidden);
+    require_launched("add");
+    normed_layer_ = 0;
+  }
+  if (list_ != nullptr) return;
   for (std::uint32_t const row : rows) ++rows_[row].layer;
 }
 
@@ -327,18 +394,15 @@ void cuda_llama_engine::sample(row_span rows)
   llama_geometry const& model = geometry();
   cuda_row_batch const batch = batch_of(model.layers, rows, "sample");
   if (batch.count == 0) return;
+  normed_layer_ = 0;
   rms_norm<<<batch.count, kernel_threads, 0, stream_>>>(
-    batch, hidden_.data(), weights_->final_norm.data(), model.norm_epsilon, normed_.data(), model.hidden, true);
+    batch, hidden_.data(), nullptr, weights_->final_norm.data(), model.norm_epsilon, normed_.data(), model.hidden,
+    true);
   require_launched("rms_norm");
   multiply(normed_.data(), batch.count, weights_->embedding, model.hidden, predicted_.data());
-  for (std::uint32_t at = 0; at < batch.count; ++at) {
-    std::size_t const width = model.vocabulary;
-    require_cuda(
-      cudaMemcpyAsync(
-        logits_.data() + batch.rows[at].number * width, predicted_.data() + at * width, width * sizeof(float),
-        cudaMemcpyDeviceToHost, stream_),
-      "cudaMemcpyAsync");
-  }
+  hand_out<<<dim3{batch.count, hand_out_blocks}, kernel_threads, 0, stream_>>>(
+    batch, predicted_.data(), logits_.data(), model.vocabulary);
+  require_launched("hand_out");
 }
 
 std::span<float const> cuda_llama_engine::logits(std::uint32_t row) const noexcept

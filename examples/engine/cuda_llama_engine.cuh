@@ -8,6 +8,9 @@
 ///       ... keys and values into the cache; attention from queries() to attended() ...
 ///       engine.feed_forward(layer, rows);
 ///     engine.sample(rows);                  // logits(row), once the stream has run
+///
+/// Kernels read what the rows hold in device memory, where layer 0's `project` brings it. So the calls between `begin_list` and
+/// `end_list` can be captured as a graph, and replayed for other rows and other tokens.
 #pragma once
 
 #include "llama_engine.hpp"
@@ -69,6 +72,12 @@ struct cuda_llama_weights {
 
 struct cuda_row_batch;
 
+/// What a row has been fed.
+struct cuda_row_state {
+  std::uint32_t tokens = 0;
+  std::uint32_t position = 0;  // of the first of them
+};
+
 class cuda_llama_engine {
  public:
   using size_limits = llama_engine::size_limits;
@@ -89,6 +98,12 @@ class cuda_llama_engine {
   void project(std::uint32_t layer, row_span rows);
   void feed_forward(std::uint32_t layer, row_span rows);
   void sample(row_span rows);
+
+  /// Until `end_list` calls are for the `count` rows whose numbers lie at `ids` when the work runs, in memory that the device
+  /// reads, with one token each; the rows that a call names are passed over, and the host learns nothing of their layers. Each
+  /// layer's `project` comes directly behind the `feed_forward` of the layer before, or is the first call.
+  void begin_list(std::uint32_t const* ids, std::uint32_t count);
+  void end_list();
 
   // Device memory, by token slot as in llama_engine.
   [[nodiscard]] std::uint32_t first_token(std::uint32_t row) const noexcept { return row * limits_.row_tokens; }
@@ -113,21 +128,29 @@ class cuda_llama_engine {
   };
 
   [[nodiscard]] cuda_row_batch batch_of(std::uint32_t layer, row_span rows, char const* call) const;
+  [[nodiscard]] bool has_normed(std::uint32_t layer, row_span rows) const;
   // out[rows, outputs] = in[rows, inputs] * matrix[outputs, inputs]^T
   void multiply(float const* in, std::size_t rows, cuda_floats const& matrix, std::size_t inputs, float* out);
   void normalise(cuda_row_batch const& batch, cuda_floats const& weight);
-  void add_projected(cuda_row_batch const& batch);
+  // Adds what was projected to the hidden state, which is then normalised.
+  void add_and_normalise(cuda_row_batch const& batch, cuda_floats const& weight);
 
   cuda_llama_weights const* weights_;
   size_limits limits_;
   cudaStream_t stream_;
   cublasContext* products_ = nullptr;
   std::vector<row_state> rows_;
+  std::uint32_t const* list_ = nullptr;  // between begin_list and end_list
+  std::uint32_t listed_ = 0;
+  std::uint32_t normed_layer_ = 0;  // not 0: normed_ holds what these rows' `project` of this layer begins with
+  std::vector<std::uint32_t> normed_rows_;
 
-  cuda_floats tokens_;                                       // [slots] token ids as the host feeds them, bits of int32
-  cuda_floats hidden_, queries_, keys_, values_, attended_;  // by token slot
+  cuda_floats fed_, states_;  // [rows] cuda_row_state: of the host, and its copy on the device
+  cuda_floats tokens_;        // [slots] token ids as the host feeds them, bits of int32
+  cuda_floats hidden_, queries_, keys_, values_, attended_;       // by token slot
   cuda_floats normed_, stacked_, gated_, projected_, predicted_;  // of one call, rows without gaps
   cuda_floats logits_;                                            // [rows, vocabulary], host memory
+  cuda_floats workspace_;                                         // of the products
 };
 
 }  // namespace host_engine

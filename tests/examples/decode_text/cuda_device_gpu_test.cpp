@@ -231,6 +231,10 @@ TEST_CASE("with a part of the cache the GPU selects and recalls as the CPU, and 
     CHECK(same >= expected.size() - 2);
     CHECK(near >= expected.size() - expected.size() / 20);
     CHECK(there->device_bytes() == here->device_bytes());
+    // All steps but the first: one graph each, or one for each layer and one before them.
+    std::size_t const layers = weights.geometry.layers;
+    CHECK(there->graph_launches() == (count - 1) * (scheduler == scheduler_choice::lockstep ? 1 : layers + 1));
+    CHECK(here->graph_launches() == 0);
     MESSAGE(
       same << " of " << expected.size() << " steps predict the same token, " << near << " have near logits; recalled "
            << recalled << " and " << there->counters().recalled_blocks << " blocks");
