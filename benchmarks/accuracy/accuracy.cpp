@@ -6,11 +6,14 @@
 #include "evaluation.hpp"
 #include "recorded.hpp"
 #include "statistics.hpp"
+#include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/observe/selection_trace.hpp>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdio>
@@ -21,6 +24,7 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 extern "C" void openblas_set_num_threads(int);
@@ -33,7 +37,7 @@ using nlohmann::json;
 using clock_type = std::chrono::steady_clock;
 
 struct command_options {
-  std::filesystem::path model, documents, json_file, output, budgets;
+  std::filesystem::path model, documents, json_file, output;
   std::vector<std::size_t> range;  // first document, and the one behind the last
   unsigned threads = std::max(1U, std::thread::hardware_concurrency());
   double seconds = 1e9;
@@ -42,9 +46,9 @@ struct command_options {
   std::vector<std::uint32_t> dense_layers = {};
   std::uint32_t budget = 1024, tokens = 2048;
   double temperature = 1.0, deferred_share = 0.0;
-  std::uint32_t block_tokens = 16, recent_tokens = 0, digest_tokens = 0, slots = 0;
+  std::uint32_t block_tokens = 16, recent_tokens = 0, digest_tokens = 4, slots = 0, head_groups = 1;
   float hysteresis = 0.25F;
-  std::string digest = "cuboid_mean", digest_type = "float16";
+  std::string digest = "cuboid_mean", digest_type = "int8", rule = "soft_vote";
   bool oracle = false, one_row = false;
 };
 
@@ -88,11 +92,11 @@ std::vector<document> read_documents(command_options const& options, json& conte
   return documents;
 }
 
-/// Threads that own documents: document i belongs to thread i % threads. Nothing is shared but the weights.
+/// Threads that take one task after the other. Nothing is shared but the weights.
 class workers {
  public:
-  workers(host_engine::llama_weights const& weights, unsigned threads, std::size_t documents)
-    : threads_{static_cast<unsigned>(std::min<std::size_t>(threads, documents))}, documents_{documents}
+  workers(host_engine::llama_weights const& weights, unsigned threads, std::size_t tasks)
+    : threads_{static_cast<unsigned>(std::min<std::size_t>(threads, tasks))}
   {
     for (unsigned i = 0; i < threads_; ++i) {
       engines_.push_back(std::make_unique<host_engine::llama_engine>(
@@ -100,28 +104,21 @@ class workers {
     }
   }
 
-  /// Calls `body(engine, document)` until all documents are done, or `body` returns false.
-  void each_document(std::function<bool(host_engine::llama_engine&, std::size_t)> const& body)
-  {
-    each_thread([&](unsigned thread) {
-      for (std::size_t i = thread; i < documents_; i += threads_) {
-        if (!body(*engines_[thread], i)) { return; }
-      }
-    });
-  }
-
-  void each_thread(std::function<void(unsigned)> const& body)
+  /// Calls `body(engine, task)` for tasks 0 to `tasks` - 1, each as soon as a thread is free.
+  void each(std::size_t tasks, std::function<void(host_engine::llama_engine&, std::size_t)> const& body)
   {
     std::exception_ptr problem;
     std::mutex mutex;
+    std::atomic<std::size_t> next{0};
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < threads_; ++i) {
       threads.emplace_back([&, i] {
         try {
-          body(i);
+          for (std::size_t task = next++; task < tasks; task = next++) { body(*engines_[i], task); }
         } catch (...) {
           std::lock_guard const lock{mutex};
           problem = std::current_exception();
+          next = tasks;
         }
       });
     }
@@ -129,12 +126,8 @@ class workers {
     if (problem) { std::rethrow_exception(problem); }
   }
 
-  [[nodiscard]] unsigned threads() const { return threads_; }
-  [[nodiscard]] host_engine::llama_engine& engine(unsigned thread) { return *engines_[thread]; }
-
  private:
   unsigned threads_;
-  std::size_t documents_;
   std::vector<std::unique_ptr<host_engine::llama_engine>> engines_;
 };
 
@@ -150,6 +143,7 @@ std::vector<std::size_t> folds_of(std::vector<document> const& documents)
 /// A row of the table before its documents have run.
 struct plan {
   configuration options;
+  std::size_t documents = 32;                    // the first so many
   std::vector<head_mask> heads_of_fold[2] = {};  // empty: as in the options
   std::string calibrated = {};                   // "designated_head", "few_heads", "fallback"
 };
@@ -157,119 +151,158 @@ struct plan {
 /// Three budgets where the budget is small; less of a large one, since the texts have 7,000 tokens in all.
 std::uint32_t slots_of(std::uint32_t budget) { return std::max(3 * std::min(budget, 512U), budget + 1024); }
 
+/// Bytes for each 4 tokens are what the examples take.
 configuration base(std::string name, std::uint32_t budget)
 {
   return {
     .name = std::move(name),
+    .digest_type = pulseinfer::dtype::int8,
+    .digest_tokens = 4,
     .budget_tokens = budget,
     .recent_tokens = std::max(128U, budget / 8),
     .slots_tokens = slots_of(budget)};
 }
 
-/// Head rules with as many recalled bytes as the first of them, which is the soft vote of all heads.
-enum class rule_set : std::uint8_t { all, without_calibration, main, groups };
+/// The rows of the table. `lookup` are the layers that stay dense where a row says nothing else.
+class table_plans {
+ public:
+  explicit table_plans(std::vector<std::uint32_t> lookup) : lookup_{std::move(lookup)} {}
 
-std::vector<plan> rules(
-  std::uint32_t budget, score_source scores, rule_set which, std::vector<std::uint32_t> const& dense_layers = {})
-{
-  std::vector<plan> result;
-  auto const add = [&](std::string const& rule, std::uint32_t groups, std::string const& calibrated) {
-    configuration c = base("rules", budget);
-    c.rule_name = rule;
-    c.head_groups = groups;
-    c.scores = scores;
-    c.dense_layers = dense_layers;
-    c.rule = rule == "headwise" ? head_rule::headwise
-      : rule == "max_share"     ? head_rule::max_share
-                                : head_rule::soft_vote;
-    c.equal_bytes = !result.empty();
-    result.push_back({.options = c, .calibrated = calibrated});
-  };
-  add("soft_vote", 1, "");
-  add("soft_vote", 0, "");  // a lane for each KV head
-  if (which == rule_set::groups) { return result; }
-  add("headwise", 0, "");
-  if (which != rule_set::main) { add("max_share", 1, ""); }
-  if (which == rule_set::all) {
-    add("designated_head", 1, "designated_head");
-    add("few_heads", 1, "few_heads");
+  [[nodiscard]] std::vector<plan> quick() &&
+  {
+    rules(score_source::digest, lookup_, {{"soft_vote", 4}, {"group", 4}, {"headwise", 4}, {"fallback", 4}});
+    row("digests", 4, [](configuration& c) { whole_blocks(c, digest_kind::cuboid_mean); });
+    row("digests", 4, [](configuration& c) { c.digest = digest_kind::min_max; });
+    row("levers", 4, [](configuration& c) { c.scores = score_source::oracle; });
+    return std::move(plans_);
   }
-  if (which != rule_set::without_calibration) { add("designated_head or fallback", 1, "fallback"); }
-  return result;
-}
 
-/// Layers of SmolLM2-135M that look up the most: `accuracy layers` finds them. The table takes them as one of its levers.
-std::vector<std::uint32_t> const lookup_layers{7, 18, 20};
+  [[nodiscard]] std::vector<plan> all() &&
+  {
+    using enum digest_kind;
+    constexpr auto oracle = score_source::oracle;
+    constexpr std::size_t shown = 16, few = 8;
+    rules(
+      score_source::digest, lookup_,
+      {{"soft_vote", 32}, {"group", 32}, {"fallback", 32}, {"headwise", shown}, {"max_share", few}});
+    rules(oracle, {}, {{"soft_vote", 32}, {"group", 32}, {"headwise", shown}, {"max_share", few}});
+    row("budgets", 32, [](configuration& c) { c = with_budget(c, 2048); });
+    row("digests", 32, [](configuration& c) { whole_blocks(c, cuboid_mean); });
+    row("levers", 32, [](configuration& c) { c.deferred_share = 0.02; });
 
-std::vector<plan> table_plans(bool quick)
-{
-  std::vector<plan> plans;
-  auto const append = [&](std::vector<plan> const& more) { plans.insert(plans.end(), more.begin(), more.end()); };
-  auto const with = [&](char const* name, std::uint32_t budget, std::function<void(configuration&)> const& change) {
-    configuration c = base(name, budget);
+    row("levers", shown, [](configuration& c) { c.scores = oracle; });
+    row("budgets", shown, [](configuration& c) { c = with_budget(c, 512); });
+    row("budgets", shown, [](configuration& c) {
+      c = with_budget(c, 2048);
+      c.scores = oracle;
+    });
+    for (bool const pieces : {false, true}) {
+      row("levers", shown, [pieces](configuration& c) {
+        c.dense_layers = {};
+        if (!pieces) { whole_blocks(c, cuboid_mean); }
+      });
+    }
+    row("digests", shown, [](configuration& c) { c.digest_type = pulseinfer::dtype::float16; });
+    row("digests", shown, [](configuration& c) {
+      whole_blocks(c, cuboid_mean);
+      c.digest_type = pulseinfer::dtype::int8;
+    });
+    row("digests", shown, [](configuration& c) { c.digest = min_max; });
+    row("digests", shown, [](configuration& c) { c.digest = log_mass; });
+    row("digests", shown, [](configuration& c) {
+      c.digest = mean_key;
+      c.digest_tokens = 2;
+    });
+
+    row("digests", few, [](configuration& c) { c.digest = mean_key; });
+    row("digests", few, [](configuration& c) { c.digest_tokens = 8; });
+    row("digests", few, [](configuration& c) {
+      c.digest = mean_key;
+      c.digest_tokens = 1;
+    });
+    for (auto const kind : {min_max, mean_key, log_mass}) {
+      row("digests", few, [kind](configuration& c) { whole_blocks(c, kind); });
+    }
+    row("digests", few, [](configuration& c) {
+      whole_blocks(c, log_mass);
+      c.digest_type = pulseinfer::dtype::int8;
+    });
+    if (lookup_.size() > 1) {
+      row("levers", few, [](configuration& c) { c.dense_layers.erase(c.dense_layers.begin() + 1); });
+    }
+    row("levers", few, [](configuration& c) { c.dense_layers.insert(c.dense_layers.begin(), {0, 1}); });
+    row("levers", few, [](configuration& c) { c.block_tokens = 32; });
+    row("levers", few, [](configuration& c) { c.hysteresis = 0.0F; });
+    row("levers", few, [](configuration& c) { c.recent_tokens = c.budget_tokens / 4; });
+    row(
+      "levers", few, [](configuration& c) { c.recent_tokens = c.budget_tokens - 64; });  // a window, and nothing chosen
+    row("levers", few, [](configuration& c) {
+      c.digest = log_mass;
+      c.deferred_share = 0.02;
+    });
+    row("budgets", few, [](configuration& c) {
+      c = with_budget(c, 2048);
+      c.dense_layers = {};
+    });
+    row("budgets", few, [](configuration& c) {
+      c = with_budget(c, 512);
+      c.scores = oracle;
+    });
+    return std::move(plans_);
+  }
+
+ private:
+  struct rule_row {
+    char const* rule;
+    std::size_t documents;
+  };
+
+  static void whole_blocks(configuration& c, digest_kind kind)
+  {
+    c.digest = kind;
+    c.digest_type = pulseinfer::dtype::float16;
+    c.digest_tokens = 0;
+  }
+  static configuration with_budget(configuration const& c, std::uint32_t budget)
+  {
+    configuration result = base(c.name, budget);
+    result.dense_layers = c.dense_layers;
+    return result;
+  }
+
+  void row(char const* name, std::size_t documents, std::function<void(configuration&)> const& change)
+  {
+    configuration c = base(name, 1024);
+    c.dense_layers = lookup_;
     change(c);
-    plans.push_back({.options = std::move(c)});
-  };
-  using enum digest_kind;
-  using pulseinfer::dtype;
-  constexpr auto digest = score_source::digest;
-  constexpr auto oracle = score_source::oracle;
-  if (quick) {
-    append(rules(1024, digest, rule_set::main, lookup_layers));
-    for (auto const kind : {log_mass, min_max}) {
-      with("digests", 1024, [&](configuration& c) {
-        c.dense_layers = lookup_layers;
-        c.digest = kind;
-      });
-    }
-    with("levers", 1024, [](configuration& c) {
-      c.dense_layers = lookup_layers;
-      c.scores = score_source::oracle;
-    });
-    return plans;
+    plans_.push_back({.options = std::move(c), .documents = documents});
   }
-  append(rules(1024, digest, rule_set::all, lookup_layers));
-  append(rules(1024, oracle, rule_set::without_calibration, lookup_layers));
-  for (auto const kind : {cuboid_mean, log_mass, mean_key, min_max}) {
-    for (auto const type : {dtype::float16, dtype::int8}) {
-      if (kind == cuboid_mean && type == dtype::float16) { continue; }
-      with("digests", 1024, [&](configuration& c) {
-        c.dense_layers = lookup_layers;
-        c.digest = kind;
-        c.digest_type = type;
-      });
+
+  /// Head rules that recall as many bytes as the first of them.
+  void rules(score_source scores, std::vector<std::uint32_t> const& dense_layers, std::vector<rule_row> const& rows)
+  {
+    for (rule_row const& each : rows) {
+      configuration c = base("rules", 1024);
+      std::string const rule = each.rule;
+      c.scores = scores;
+      c.dense_layers = dense_layers;
+      c.rule = rule == "headwise" ? head_rule::headwise
+        : rule == "max_share"     ? head_rule::max_share
+                                  : head_rule::soft_vote;
+      c.rule_name = rule == "fallback" ? "designated_head or fallback" : rule == "group" ? "soft_vote" : rule;
+      c.head_groups = rule == "headwise" || rule == "group" ? 0 : 1;  // 0: a lane for each KV head
+      c.equal_bytes = &each != rows.data();
+      // Where the search begins. Queries that choose for themselves agree in part of what they read.
+      if (rule == "headwise") { c.budget_blocks = 0.58 * c.blocks(); }
+      if (rule == "max_share") { c.budget_blocks = 0.8 * c.blocks(); }
+      plans_.push_back(
+        {.options = std::move(c), .documents = each.documents, .calibrated = rule == "fallback" ? rule : ""});
     }
   }
-  for (std::uint32_t const budget : {2048U, 512U}) { append(rules(budget, digest, rule_set::groups, lookup_layers)); }
-  append(rules(1024, digest, rule_set::groups));
-  auto const lever = [&](std::function<void(configuration&)> const& change) {
-    with("levers", 1024, [&](configuration& c) {
-      c.dense_layers = lookup_layers;
-      change(c);
-    });
-  };
-  lever([](configuration& c) { c.deferred_share = 0.02; });
-  lever([](configuration& c) {
-    c.dense_layers = {};
-    c.scores = oracle;
-  });
-  lever([](configuration& c) { c.digest_tokens = 4; });
-  lever([](configuration& c) { c.block_tokens = 32; });
-  lever([](configuration& c) { c.recent_tokens = c.budget_tokens - 64; });  // a window, and nothing chosen
-  lever([](configuration& c) { c.dense_layers = {0, 1}; });
-  lever([](configuration& c) { c.hysteresis = 0.0F; });
-  lever([](configuration& c) { c.recent_tokens = c.budget_tokens / 4; });
-  lever([](configuration& c) {
-    c.digest = mean_key;
-    c.digest_tokens = 4;
-  });
-  lever([](configuration& c) { c.dense_layers = {0}; });
-  for (std::uint32_t const budget : {2048U, 512U}) {
-    with("budgets", budget, [](configuration&) {});
-    with("budgets", budget, [](configuration& c) { c.scores = oracle; });
-  }
-  return plans;
-}
+
+  std::vector<std::uint32_t> lookup_;
+  std::vector<plan> plans_;
+};
 
 configuration configured(command_options const& options, std::string name)
 {
@@ -282,8 +315,15 @@ configuration configured(command_options const& options, std::string name)
   c.deferred_share = options.deferred_share;
   c.scores = options.oracle ? score_source::oracle : score_source::digest;
   if (options.recent_tokens != 0) { c.recent_tokens = options.recent_tokens; }
-  if (options.digest_type == "int8") { c.digest_type = pulseinfer::dtype::int8; }
-  if (options.digest_type == "float32") { c.digest_type = pulseinfer::dtype::float32; }
+  using pulseinfer::dtype;
+  c.digest_type = options.digest_type == "float16" ? dtype::float16
+    : options.digest_type == "float32"             ? dtype::float32
+                                                   : dtype::int8;
+  c.head_groups = options.head_groups;
+  c.rule_name = options.rule;
+  c.rule = options.rule == "headwise" ? head_rule::headwise
+    : options.rule == "max_share"     ? head_rule::max_share
+                                      : head_rule::soft_vote;
   bool known = false;
   for (auto const kind :
        {digest_kind::cuboid_mean, digest_kind::min_max, digest_kind::mean_key, digest_kind::log_mass}) {
@@ -296,12 +336,29 @@ configuration configured(command_options const& options, std::string name)
   return c;
 }
 
+/// As the library's types are named.
+std::string digest_name(configuration const& c)
+{
+  std::string form = name_of(c.digest);
+  if (c.digest_tokens != 0 && c.digest_tokens != c.block_tokens) {
+    form = "split<" + form + ", " + std::to_string(c.block_tokens / c.digest_tokens) + ">";
+  }
+  return form + " " + pulseinfer::name_of(c.digest_type);
+}
+
+/// Of one block and KV head.
+std::uint64_t digest_bytes(configuration const& c, std::uint32_t head_dim)
+{
+  std::uint32_t const parts = c.digest == digest_kind::mean_key ? 1 : 2;
+  std::uint32_t const pieces = c.digest_tokens == 0 ? 1 : c.block_tokens / c.digest_tokens;
+  return pieces * pulseinfer::device::digest_bytes(c.digest_type, parts, head_dim);
+}
+
 std::string describe(configuration const& c)
 {
-  std::string text = c.name + ": " + c.rule_name + " x" + std::to_string(c.head_groups) + ", " + name_of(c.digest) +
-    " " + pulseinfer::name_of(c.digest_type) + (c.scores == score_source::oracle ? ", oracle" : "") + ", k " +
-    std::to_string(c.budget_tokens) + " (" + std::to_string(c.blocks()) + " blocks of " +
-    std::to_string(c.block_tokens) + ")";
+  std::string text = c.name + ": " + c.rule_name + " x" + std::to_string(c.head_groups) + ", " + digest_name(c) +
+    (c.scores == score_source::oracle ? ", oracle" : "") + ", k " + std::to_string(c.budget_tokens) + " (" +
+    std::to_string(c.blocks()) + " blocks of " + std::to_string(c.block_tokens) + ")";
   if (!c.dense_layers.empty()) {
     text += ", dense";
     for (std::uint32_t const layer : c.dense_layers) { text += " " + std::to_string(layer); }
@@ -394,7 +451,8 @@ json row_of(
     {"comparison", c.name},
     {"head_rule", c.rule_name},
     {"head_groups", c.head_groups},
-    {"digest", std::string{name_of(c.digest)} + " " + pulseinfer::name_of(c.digest_type)},
+    {"digest", digest_name(c)},
+    {"digest_bytes", digest_bytes(c, geometry.head_dim)},
     {"scores", c.scores == score_source::oracle ? "oracle" : "digest"},
     {"digest_tokens", c.digest_tokens == 0 ? c.block_tokens : c.digest_tokens},
     {"block_tokens", c.block_tokens},
@@ -508,10 +566,8 @@ json calibrate(
     std::uint32_t const budget = p.options.budget_tokens;
     if (!sums_of[0].contains(budget)) {
       std::vector<std::vector<double>> parts(runs.size());
-      pool.each_document([&](host_engine::llama_engine&, std::size_t i) {
-        parts[i] = runs[i]->covered(p.options, masks);
-        return true;
-      });
+      pool.each(
+        runs.size(), [&](host_engine::llama_engine&, std::size_t i) { parts[i] = runs[i]->covered(p.options, masks); });
       for (std::size_t fold = 0; fold < 2; ++fold) {
         auto& sums = sums_of[fold][budget];
         sums.assign(parts.front().size(), 0.0);
@@ -559,73 +615,95 @@ json calibrate(
   return report;
 }
 
-/// What makes an equal-bytes budget: of two plans that agree in it one search serves.
-json budget_key(configuration const& c)
+/// Runs plans over documents, as many as the time allows.
+class table_runs {
+ public:
+  table_runs(
+    std::vector<std::unique_ptr<document_run>> const& runs, std::vector<std::size_t> const& folds, workers& pool,
+    double seconds)
+    : runs_{runs}, folds_{folds}, pool_{pool}, seconds_{seconds}
+  {}
+
+  /// The first `most` documents of each plan, or as many as it is for. @return [plans], empty where the time was over
+  [[nodiscard]] std::vector<std::vector<outcome>> over(std::vector<plan*> const& plans, std::size_t most)
+  {
+    std::vector<std::vector<outcome>> results(plans.size());
+    std::vector<std::pair<std::size_t, std::size_t>> tasks;
+    for (std::size_t p = 0; p < plans.size(); ++p) {
+      results[p].resize(std::min({most, plans[p]->documents, runs_.size()}));
+      for (std::size_t i = 0; i < results[p].size(); ++i) { tasks.emplace_back(p, i); }
+    }
+    pool_.each(tasks.size(), [&](host_engine::llama_engine& engine, std::size_t task) {
+      if (elapsed() > seconds_) { return; }
+      auto const [p, i] = tasks[task];
+      configuration c = plans[p]->options;
+      if (!plans[p]->calibrated.empty()) { c.heads = plans[p]->heads_of_fold[folds_[i]]; }
+      results[p][i] = runs_[i]->evaluate(engine, c);
+      if (i + 1 == results[p].size()) { say(describe(c)); }
+    });
+    for (auto& result : results) {
+      if (!std::all_of(result.begin(), result.end(), [](outcome const& o) { return o.done; })) { result.clear(); }
+    }
+    return results;
+  }
+
+ private:
+  std::vector<std::unique_ptr<document_run>> const& runs_;
+  std::vector<std::size_t> const& folds_;
+  workers& pool_;
+  double seconds_;
+};
+
+double mean_bytes(std::vector<outcome> const& outcomes, std::size_t count)
 {
-  return {
-    {"head_rule", c.rule_name},
-    {"head_groups", c.head_groups},
-    {"budget_tokens", c.budget_tokens},
-    {"slots_tokens", c.slots_tokens},
-    {"scores", c.scores == score_source::oracle ? "oracle" : "digest"},
-    {"dense_layers", c.dense_layers}};
+  double sum = 0.0;
+  for (std::size_t i = 0; i < count; ++i) { sum += outcomes[i].recalled_bytes; }
+  return sum / static_cast<double>(count);
 }
 
-/// The budgets with which other rules recall as many bytes as soft_vote where the dense pass's queries choose: from `known`,
-/// else by search over the first documents.
-json equalise(
-  std::vector<plan>& plans, std::vector<std::unique_ptr<document_run>> const& runs,
-  std::vector<std::size_t> const& folds, workers& pool, json const& known)
+/// Runs plans until those that are to recall as many bytes as the last one before them that needn't do so within 2 %: first
+/// over a few documents, then over all.
+std::vector<std::vector<outcome>> at_equal_bytes(table_runs& runs, std::vector<plan>& plans)
 {
-  constexpr std::size_t most_documents = 16;
-  json found = json::array();
-  auto const bytes = [&](plan const& p) {
-    std::vector<double> each(std::min(runs.size(), most_documents));
-    pool.each_document([&](host_engine::llama_engine&, std::size_t i) {
-      if (i >= each.size()) { return true; }
-      configuration options = p.options;
-      if (!p.calibrated.empty()) { options.heads = p.heads_of_fold[folds[i]]; }
-      each[i] = runs[i]->replay(options);
-      return true;
-    });
-    return mean(each);
+  std::vector<std::vector<outcome>> results(plans.size());
+  std::vector<std::size_t> reference(plans.size());
+  for (std::size_t p = 0; p < plans.size(); ++p) { reference[p] = plans[p].options.equal_bytes ? reference[p - 1] : p; }
+  struct pass {
+    std::size_t documents;
+    double within;
+    int attempts;
   };
-  plan const* reference_plan = nullptr;
-  double reference = 0.0;
-  for (plan& p : plans) {
-    if (p.options.name != "rules") { continue; }
-    if (!p.options.equal_bytes) {
-      reference_plan = &p;
-      reference = 0.0;
+  for (pass const& now : {pass{8, 0.008, 4}, pass{~std::size_t{0}, 0.02, 3}}) {
+    bool const first_ones = now.documents == 8;
+    if (first_ones && std::none_of(plans.begin(), plans.end(), [](plan const& p) { return p.options.equal_bytes; })) {
       continue;
     }
-    json entry = budget_key(p.options);
-    for (json const& each : known) {
-      json key = each;
-      key.erase("budget_blocks");
-      if (key == entry) { p.options.budget_blocks = each.at("budget_blocks"); }
-    }
-    if (p.options.budget_blocks == 0.0 && reference_plan != nullptr) {
-      if (reference == 0.0) { reference = bytes(*reference_plan); }
-      double low = p.options.blocks() / 5.0, high = 1.6 * p.options.blocks();
-      // What is always selected has to fit.
-      double const least = 3.0 + p.options.recent_tokens / static_cast<double>(p.options.block_tokens);
-      double at = p.options.rule == head_rule::headwise ? 0.6 * p.options.blocks() : p.options.blocks();
-      for (int attempt = 0; attempt < 6; ++attempt) {
-        p.options.budget_blocks = std::max(at, least);
-        double const now = bytes(p);
-        if (std::abs(now / reference - 1.0) < 0.01) { break; }
-        (now > reference ? high : low) = at;
-        // Bytes grow nearly in proportion to the budget.
-        double const guess = at * std::pow(reference / now, 0.8);
-        at = guess > low && guess < high ? guess : 0.5 * (low + high);
+    std::vector<std::size_t> waiting(plans.size());
+    std::iota(waiting.begin(), waiting.end(), std::size_t{0});
+    for (int attempt = 0; attempt < now.attempts && !waiting.empty(); ++attempt) {
+      std::vector<plan*> of_pass;
+      for (std::size_t const p : waiting) { of_pass.push_back(&plans[p]); }
+      auto made = runs.over(of_pass, now.documents);
+      for (std::size_t i = 0; i < waiting.size(); ++i) {
+        if (!made[i].empty()) { results[waiting[i]] = std::move(made[i]); }
       }
-      say("equal bytes: " + describe(p.options));
+      std::erase_if(waiting, [&](std::size_t p) {
+        auto const& mine = results[p];
+        auto const& theirs = results[reference[p]];
+        if (reference[p] == p || mine.empty() || theirs.empty()) { return true; }
+        std::size_t const count = std::min(mine.size(), theirs.size());
+        double const ratio = mean_bytes(mine, count) / mean_bytes(theirs, count);
+        say(describe(plans[p].options) + ": bytes x " + std::to_string(ratio));
+        if (!(std::abs(ratio - 1.0) > now.within)) { return true; }  // nor where nothing is recalled
+        // Bytes grow nearly in proportion to the budget.
+        if (attempt + 1 < now.attempts) { plans[p].options.budget_blocks = plans[p].options.blocks() / ratio; }
+        return false;
+      });
     }
-    entry["budget_blocks"] = p.options.budget_blocks;
-    found.push_back(entry);
+    // What the first ones said of all that have more is no row.
+    for (std::size_t p = 0; first_ones && p < plans.size(); ++p) { results[p].clear(); }
   }
-  return found;
+  return results;
 }
 
 int run_table(command_options const& options, int argc, char** argv)
@@ -635,8 +713,15 @@ int run_table(command_options const& options, int argc, char** argv)
   std::vector<document> const documents = read_documents(options, result["context"]);
   std::vector<std::size_t> const folds = folds_of(documents);
   attention_geometry const geometry = geometry_of(weights.geometry);
-  std::vector<plan> plans =
-    options.one_row ? std::vector<plan>{{.options = configured(options, "row")}} : table_plans(options.quick);
+  std::vector<std::uint32_t> lookup = options.dense_layers;
+  std::vector<plan> plans;
+  if (options.one_row) {
+    plans.push_back({.options = configured(options, "row")});
+    plans.front().options.dense_layers = lookup;
+    plans.front().documents = documents.size();
+  } else {
+    plans = options.quick ? table_plans{lookup}.quick() : table_plans{lookup}.all();
+  }
   std::erase_if(plans, [&](plan const& p) {
     return !options.only.empty() && ("," + options.only + ",").find("," + p.options.name + ",") == std::string::npos;
   });
@@ -644,65 +729,50 @@ int run_table(command_options const& options, int argc, char** argv)
     if (p.options.head_groups == 0) { p.options.head_groups = geometry.kv_heads; }
     std::erase_if(p.options.dense_layers, [&](std::uint32_t layer) { return layer >= weights.geometry.layers; });
   }
+  bool const calibrates = std::any_of(plans.begin(), plans.end(), [](plan const& p) { return !p.calibrated.empty(); });
   std::vector<std::unique_ptr<document_run>> runs(documents.size());
   workers pool{weights, options.threads, documents.size()};
   say(std::to_string(documents.size()) + " documents, " + std::to_string(plans.size()) + " rows");
-  pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+  pool.each(documents.size(), [&](host_engine::llama_engine& engine, std::size_t i) {
     runs[i] = std::make_unique<document_run>(weights, documents[i]);
-    runs[i]->attend_densely(engine, base("", 1024), true);
+    runs[i]->attend_densely(engine, base("", 1024), calibrates);
     say("dense: " + documents[i].name);
-    return true;
   });
   result["calibration"] = calibrate(plans, runs, folds, geometry, pool);
-  json known = json::array();
-  if (!options.budgets.empty()) {
-    std::ifstream stream{options.budgets};
-    if (!stream) { throw std::runtime_error{options.budgets.string() + ": cannot be opened"}; }
-    known = json::parse(stream).at("equal_bytes_budgets");
-  }
-  result["equal_bytes_budgets"] = equalise(plans, runs, folds, pool, known);
-  std::vector<outcome> outcomes(documents.size());
-  double reference = 0.0;
-  for (plan& p : plans) {
-    configuration& options_of_row = p.options;
-    // What a sparse model recalls differs from what the dense pass foretold: the budget is set right where it does.
-    for (int attempt = 0; attempt < 3 && elapsed() < options.seconds; ++attempt) {
-      pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
-        configuration c = options_of_row;
-        if (!p.calibrated.empty()) { c.heads = p.heads_of_fold[folds[i]]; }
-        outcomes[i] = runs[i]->evaluate(engine, c);
-        return true;
-      });
-      std::vector<double> bytes;
-      for (outcome const& each : outcomes) { bytes.push_back(each.recalled_bytes); }
-      say(describe(options_of_row) + ": " + std::to_string(mean(bytes) / 1e3) + " kB");
-      if (!options_of_row.equal_bytes) {
-        if (options_of_row.name == "rules") { reference = mean(bytes); }
-      } else if (double const ratio = mean(bytes) / reference; attempt < 2 && std::abs(ratio - 1.0) > 0.02) {
-        options_of_row.budget_blocks *= std::pow(ratio, -0.9);
-        continue;
-      }
-      result["rows"].push_back(row_of(p, outcomes, documents, geometry));
-      write_json(options.json_file, result);
-      break;
+  table_runs running{runs, folds, pool, options.seconds};
+  // Comparisons one after the other, so that what comes first is whole where the time is short.
+  for (std::size_t begin = 0, end = 0; begin < plans.size(); begin = end) {
+    auto const same = [&](plan const& p) {
+      return (p.options.name == "rules") == (plans[begin].options.name == "rules");
+    };
+    end = static_cast<std::size_t>(
+      std::find_if_not(plans.begin() + static_cast<std::ptrdiff_t>(begin), plans.end(), same) - plans.begin());
+    std::vector<plan> stage{
+      plans.begin() + static_cast<std::ptrdiff_t>(begin), plans.begin() + static_cast<std::ptrdiff_t>(end)};
+    auto const outcomes = at_equal_bytes(running, stage);
+    for (std::size_t p = 0; p < stage.size(); ++p) {
+      if (outcomes[p].empty()) { continue; }
+      std::vector<document> const read{
+        documents.begin(), documents.begin() + static_cast<std::ptrdiff_t>(outcomes[p].size())};
+      result["rows"].push_back(row_of(stage[p], outcomes[p], read, geometry));
     }
+    write_json(options.json_file, result);
   }
-  write_json(options.json_file, result);
   std::printf(
-    "%-14s %-28s %2s %-20s %2s %-6s %3s %5s %6s  %8s %7s %7s %6s %6s %6s %6s %8s %5s\n", "comparison", "head rule", "g",
-    "digest", "of", "scores", "p", "k", "blocks", "ppl %", "KL", "KL p99", "top1", "mass", "p1", "error", "KB/step",
-    "recall");
+    "%-14s %-28s %2s %-20s %2s %-6s %3s %5s %6s %5s  %8s %7s %7s %6s %6s %6s %6s %8s %5s\n", "comparison", "head rule",
+    "g", "digest", "of", "scores", "p", "k", "blocks", "texts", "ppl %", "KL", "KL p99", "top1", "mass", "p1", "error",
+    "KB/step", "recall");
   for (json const& row : result["rows"]) {
     std::printf(
-      "%-14s %-28s %2u %-20s %2u %-6s %3u %5u %6.2f  %+8.3f %7.5f %7.4f %6.2f %6.4f %6.4f %6.4f %8.1f %5.3f\n",
+      "%-14s %-28s %2u %-20s %2u %-6s %3u %5u %6.2f %5u  %+8.3f %7.5f %7.4f %6.2f %6.4f %6.4f %6.4f %8.1f %5.3f\n",
       row["comparison"].get<std::string>().c_str(), row["head_rule"].get<std::string>().c_str(),
       row["head_groups"].get<unsigned>(), row["digest"].get<std::string>().c_str(),
       row["digest_tokens"].get<unsigned>(), row["scores"].get<std::string>().c_str(),
       row["block_tokens"].get<unsigned>(), row["budget_tokens"].get<unsigned>(), row["budget_blocks"].get<double>(),
-      row["perplexity_change"].get<double>(), row["kl_mean"].get<double>(), row["kl_p99"].get<double>(),
-      row["top1_agreement"].get<double>(), row["mass_mean"].get<double>(), row["mass_p1"].get<double>(),
-      row["output_error_mean"].get<double>(), row["recalled_bytes_per_step"].get<double>() / 1e3,
-      row["recalled_of_selection"].get<double>());
+      row["documents"].get<unsigned>(), row["perplexity_change"].get<double>(), row["kl_mean"].get<double>(),
+      row["kl_p99"].get<double>(), row["top1_agreement"].get<double>(), row["mass_mean"].get<double>(),
+      row["mass_p1"].get<double>(), row["output_error_mean"].get<double>(),
+      row["recalled_bytes_per_step"].get<double>() / 1e3, row["recalled_of_selection"].get<double>());
   }
   return 0;
 }
@@ -715,15 +785,14 @@ int run_layers(command_options const& options, int argc, char** argv)
   std::uint32_t const layers = weights.geometry.layers;
   std::vector<std::unique_ptr<document_run>> runs(documents.size());
   workers pool{weights, options.threads, documents.size()};
-  pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+  pool.each(documents.size(), [&](host_engine::llama_engine& engine, std::size_t i) {
     runs[i] = std::make_unique<document_run>(weights, documents[i]);
     runs[i]->attend_densely(engine, base("", options.budget), false);
     say("dense: " + documents[i].name);
-    return true;
   });
   std::vector<std::vector<double>> kl(layers), loss(layers);
   std::mutex mutex;
-  pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+  pool.each(documents.size(), [&](host_engine::llama_engine& engine, std::size_t i) {
     for (std::uint32_t layer = 0; layer < layers && elapsed() < options.seconds; ++layer) {
       outcome const o = runs[i]->evaluate_layer(engine, configured(options, "layers"), layer);
       double sum = 0.0;
@@ -733,7 +802,6 @@ int run_layers(command_options const& options, int argc, char** argv)
       loss[layer].push_back(o.loss - o.dense_loss);
     }
     say("layers: " + documents[i].name);
-    return true;
   });
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     result["layers"].push_back(
@@ -756,7 +824,8 @@ int run_closed_loop(command_options const& options, int argc, char** argv)
   host_engine::llama_weights const weights = host_engine::load_llama(options.model);
   json result{{"context", begin_context(options, weights, argc, argv)}};
   std::vector<document> documents = read_documents(options, result["context"]);
-  configuration const c = configured(options, "closed loop");
+  configuration c = configured(options, "closed loop");
+  c.dense_layers = options.dense_layers;
   std::uint32_t const context = weights.geometry.context_tokens;
   if (options.tokens + 1024 > context) {
     throw std::runtime_error{
@@ -770,21 +839,22 @@ int run_closed_loop(command_options const& options, int argc, char** argv)
   }
   std::vector<generated_text> texts(documents.size());
   workers pool{weights, options.threads, documents.size()};
-  pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+  pool.each(documents.size(), [&](host_engine::llama_engine& engine, std::size_t i) {
     document_run run{weights, documents[i], options.tokens};
-    texts[i] = run.generate(engine, c, options.tokens, options.temperature, i + 1);
-    say("closed loop: " + documents[i].name);
-    return true;
+    texts[i] =
+      run.generate(engine, c, options.tokens, options.temperature, i + 1, [&] { return elapsed() < options.seconds; });
+    say("closed loop: " + documents[i].name + ", " + std::to_string(texts[i].kl.size()) + " tokens");
   });
+  std::size_t written = options.tokens;
+  for (generated_text const& text : texts) { written = std::min(written, text.kl.size()); }
   constexpr std::uint32_t piece = 256;
   json pieces = json::array();
-  for (std::uint32_t from = 0; from < options.tokens; from += piece) {
+  for (std::size_t from = 0; from + piece <= written; from += piece) {
     std::vector<double> of_document;
     for (generated_text const& text : texts) {
       double sum = 0.0;
-      std::uint32_t const to = std::min(from + piece, options.tokens);
-      for (std::uint32_t i = from; i < to; ++i) { sum += double{text.kl[i]}; }
-      of_document.push_back(sum / (to - from));
+      for (std::size_t i = from; i < from + piece; ++i) { sum += double{text.kl[i]}; }
+      of_document.push_back(sum / piece);
     }
     std::vector<double> sorted = of_document;
     pieces.push_back(
@@ -793,14 +863,16 @@ int run_closed_loop(command_options const& options, int argc, char** argv)
        {"kl_median", quantile(sorted, 0.5)},
        {"kl_mean_ci", bootstrap(of_document, [](double x) { return x; })},
        {"of_documents", of_document}});
-    std::printf("tokens from %4u: KL %.5f, median of documents %.5f\n", from, mean(of_document), quantile(sorted, 0.5));
+    std::printf(
+      "tokens from %4zu: KL %.5f, median of documents %.5f\n", from, mean(of_document), quantile(sorted, 0.5));
   }
   result["closed_loop"] = {
     {"budget_tokens", c.budget_tokens},
     {"dense_layers", c.dense_layers},
-    {"digest", name_of(c.digest)},
+    {"digest", digest_name(c)},
     {"temperature", options.temperature},
-    {"tokens", options.tokens},
+    {"tokens", written},
+    {"prompt_tokens", context - options.tokens},
     {"documents", documents.size()},
     {"pieces", pieces}};
   write_json(options.json_file, result);
@@ -812,7 +884,8 @@ int run_trace(command_options const& options, int argc, char** argv)
   host_engine::llama_weights const weights = host_engine::load_llama(options.model);
   json result{{"context", begin_context(options, weights, argc, argv)}};
   std::vector<document> const documents = read_documents(options, result["context"]);
-  configuration const c = configured(options, "trace");
+  configuration c = configured(options, "trace");
+  c.dense_layers = options.dense_layers;
   std::uint32_t const layers = weights.geometry.layers, steps = documents.front().scored;
   std::vector<recall_record> records(documents.size(), recall_record{layers, steps, c.blocks()});
   std::vector<double> slots{1.0, 1.5, 2.0, 3.0, 4.0}, bytes(slots.size());
@@ -820,7 +893,7 @@ int run_trace(command_options const& options, int argc, char** argv)
   if (!options.output.empty()) { records.front().keep_records(); }
   std::mutex mutex;
   double perplexity = 0.0;
-  pool.each_document([&](host_engine::llama_engine& engine, std::size_t i) {
+  pool.each(documents.size(), [&](host_engine::llama_engine& engine, std::size_t i) {
     document_run run{weights, documents[i]};
     run.attend_densely(engine, c, true);
     for (std::size_t s = 0; s < slots.size(); ++s) {
@@ -834,7 +907,6 @@ int run_trace(command_options const& options, int argc, char** argv)
     std::lock_guard const lock{mutex};
     perplexity += (o.loss - o.dense_loss) / static_cast<double>(documents.size());
     say("trace: " + documents[i].name);
-    return true;
   });
   fitted_misses const f = fit(records, layers, steps, c.blocks());
   prediction nearly, guessed, wide;
@@ -857,7 +929,7 @@ int run_trace(command_options const& options, int argc, char** argv)
   };
   result["trace"] = {
     {"budget_tokens", c.budget_tokens},
-    {"digest", name_of(c.digest)},
+    {"digest", digest_name(c)},
     {"dense_layers", c.dense_layers},
     {"slots_tokens", c.slots_tokens},
     {"hysteresis", c.hysteresis},
@@ -916,10 +988,16 @@ int main(int argc, char** argv)
     command->add_option("--seconds", options.seconds, "no row begins later");
     command->add_option("--budget", options.budget, "tokens");
     command->add_option("--digest", options.digest, "cuboid_mean, min_max, mean_key, log_mass");
-    command->add_option("--digest-type", options.digest_type, "float16, float32 or int8");
+    command->add_option("--digest-type", options.digest_type, "int8, float16 or float32")
+      ->check(CLI::IsMember({"int8", "float16", "float32"}));
+    command->add_option("--rule", options.rule, "soft_vote, max_share or headwise")
+      ->check(CLI::IsMember({"soft_vote", "max_share", "headwise"}));
+    command->add_option("--head-groups", options.head_groups, "groups of KV heads that choose for themselves")
+      ->check(CLI::PositiveNumber);
     command->add_option("--dense-layers", options.dense_layers, "layers that are not sparse")->delimiter(',');
     command->add_option("--block", options.block_tokens, "tokens of a block");
-    command->add_option("--digest-tokens", options.digest_tokens, "of which one digest is made; 0: of a block");
+    command->add_option(
+      "--digest-tokens", options.digest_tokens, "of which one digest is made, split<...> of a block; 0: a block");
     command->add_option("--slots", options.slots, "tokens of the hot slots");
     command->add_option(
       "--recent", options.recent_tokens, "tokens that are always selected; 0: an eighth of the budget");
@@ -930,7 +1008,6 @@ int main(int argc, char** argv)
   };
   auto* const table = common(app.add_subcommand("table", "head rules, digests, budgets and levers"));
   table->add_flag("--quick", options.quick, "a few rows");
-  table->add_option("--budgets", options.budgets, "a table's JSON file, whose equal-bytes budgets are used again");
   table->add_option("--only", options.only, "comparisons, with commas: rules,digests,...");
   auto* const row = common(app.add_subcommand("row", "one configuration, from the options"));
   auto* const layers = common(app.add_subcommand("layers", "each layer alone sparse"));

@@ -474,7 +474,7 @@ std::vector<double> document_run::covered(configuration const& options, std::vec
 
 generated_text document_run::generate(
   host_engine::llama_engine& engine, configuration const& options, std::uint32_t count, double temperature,
-  std::uint64_t seed)
+  std::uint64_t seed, std::function<bool()> const& more)
 {
   read_prompt(engine);
   std::uint32_t const layers = weights_->geometry.layers, group = geometry_.query_group();
@@ -502,6 +502,10 @@ generated_text document_run::generate(
   std::int32_t next = text_->tokens[position_];
   std::vector<std::int32_t> inputs;
   for (std::uint32_t i = 0; i < count; ++i) {
+    if (more && !more()) {
+      count = i;
+      break;
+    }
     std::uint32_t const position = position_ + i;
     inputs.push_back(next);
     forward(engine, std::span{&next, 1}, position, [&](std::uint32_t layer, float const* queries, float* attended) {

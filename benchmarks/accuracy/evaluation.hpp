@@ -94,10 +94,10 @@ class document_run {
   [[nodiscard]] std::vector<double> covered(configuration const& options, std::vector<head_mask> const& masks) const;
 
   /// Reads the document's prompt densely, then writes `count` tokens under a configuration, each drawn from what the sparse
-  /// model says, and lets the dense model read them.
+  /// model says, and lets the dense model read them. @param more false ends the text before `count`
   [[nodiscard]] generated_text generate(
     host_engine::llama_engine& engine, configuration const& options, std::uint32_t count, double temperature,
-    std::uint64_t seed);
+    std::uint64_t seed, std::function<bool()> const& more = {});
 
   [[nodiscard]] std::uint32_t prompt_tokens() const { return position_; }
   [[nodiscard]] document const& text() const { return *text_; }
