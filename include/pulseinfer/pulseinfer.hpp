@@ -88,6 +88,7 @@
 #include <pulseinfer/operation/forget_blocks.hpp>
 #include <pulseinfer/operation/gather_blocks.hpp>
 #include <pulseinfer/operation/install_lease.hpp>
+#include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/land_stream.hpp>

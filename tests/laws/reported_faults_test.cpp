@@ -229,4 +229,40 @@ TEST_SUITE("laws")
       CHECK(r.kv.audit() == "");
     }
   }
+
+  TEST_CASE("law 12: rows that share a prefix read it once for all of them, and each its own blocks beside it")
+  {
+    scripted_backend backend;
+    gather_scatter_engine const joining{.rows_per_landing = 0, .join_shared = true};
+    small_rig<in_lockstep> r{backend, {.rows = 4, .max_tokens = 40}, {}, joining};
+    std::size_t const joins = backend.add_rule({.effect = script_effect::delay, .name = "join_entries"});
+    auto const select = [&](std::uint32_t first) {
+      r.choice = [=](row_id, layer_id, std::uint32_t sealed, std::uint32_t) {
+        return std::vector<block_id>{static_cast<block_id>(first), static_cast<block_id>(sealed - 1)};
+      };
+    };
+    select(0);
+    row_id const rows[4] = {r.open(1, 12, 40), r.open(2, 12, 40), {}, {}};
+    r.step({{.row = rows[0]}, {.row = rows[1]}});
+    select(1);
+    r.step({{.row = rows[0]}, {.row = rows[1]}});
+    CHECK(backend.seen_by(joins) == 0);  // strangers
+    row_id forks[2] = {};
+    for (row_id& fork : forks) {
+      need(r.kv.fork(rows[0], {.prompt_tokens = 12, .max_tokens = 40}, fork) == admission::admitted, "fork");
+      r.engine.assign(fork, r.engine.history_of(rows[0]));
+    }
+    for (std::uint32_t turn = 0; turn < 6; ++turn) {
+      select(turn % 3);
+      r.step({{.row = rows[0]}, {.row = forks[0]}, {.row = rows[1]}, {.row = forks[1]}});
+    }
+    std::uint64_t const shared = backend.seen_by(joins);
+    CHECK(shared == 12);  // of two layers
+    need(r.kv.close(rows[0]), "close");
+    need(r.kv.close(forks[0]), "close");
+    select(1);
+    r.step({{.row = forks[1]}, {.row = rows[1]}});
+    CHECK(backend.seen_by(joins) == shared);  // alone with its prefix
+    r.finish();
+  }
 }

@@ -1,4 +1,5 @@
 #include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 
 #include <doctest/doctest.h>
@@ -6,7 +7,11 @@
 #include <support/rank_group.hpp>
 #include <support/recall_scene.hpp>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 using namespace pulseinfer;
@@ -23,6 +28,56 @@ void run(gather_blocks const& op, std::uint32_t ranks)
     run_with_ranks(op, ranks);
   }
 }
+
+/// join_entries over entries that stand in three rows.
+struct joined_plan {
+  std::vector<recall_entry> given;
+  std::uint32_t head_groups;
+  std::vector<std::uint32_t> row_begin = {};
+  std::vector<recall_entry> entries = {};
+  std::vector<target_span> of = {};
+  std::vector<slot_id> targets = {};
+  std::vector<join_entries::found> table = {};
+  std::vector<join_entries::standing> stands = {};
+  std::uint32_t begins[3] = {9, 9, 9};
+  std::uint32_t first_row = 0;
+  std::uint32_t row_count = 0;
+
+  joined_plan(std::vector<recall_entry> list, std::uint32_t groups) : given{std::move(list)}, head_groups{groups}
+  {
+    auto const all = static_cast<std::uint32_t>(given.size());
+    row_begin = {0, all / 3, all / 3, all};
+    entries.resize(all);
+    of.resize(all);
+    targets.resize(all, none<slot_id>);
+    table.resize(join_entries::table_places(all));
+    stands.resize(all);
+  }
+
+  void run(std::uint32_t first = 1, std::uint32_t count = 2)
+  {
+    first_row = first;
+    row_count = count;
+    run_operation(
+      join_entries{
+        .plan =
+          {.entries = given.data(),
+           .row_begin = row_begin.data(),
+           .head_groups = head_groups,
+           .capacity = static_cast<std::uint32_t>(given.size())},
+        .first_row = first,
+        .row_count = count,
+        .joined = entries.data(),
+        .of = of.data(),
+        .targets = targets.data(),
+        .row_begin = begins,
+        .table = table.data(),
+        .stands = stands.data()},
+      {});
+  }
+  [[nodiscard]] std::size_t first() const { return row_begin[first_row]; }
+  [[nodiscard]] std::size_t last() const { return row_begin[first_row + row_count]; }
+};
 
 }  // namespace
 
@@ -222,5 +277,82 @@ TEST_SUITE("operation")
         last = stretch;
       }
     }));
+  }
+
+  TEST_CASE("join_entries lists each source once, with the slots of all entries that name it")
+  {
+    CHECK(rc::check("join_entries", [] {
+      std::uint32_t const head_groups = *rc::gen::inRange(1U, 4U);
+      std::uint32_t const host_blocks = *rc::gen::inRange(1U, 60U);
+      std::vector<recall_entry> entries(*rc::gen::inRange<std::size_t>(0, 200));
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        entries[i] = {
+          .source = static_cast<host_block_id>(*rc::gen::inRange(0U, host_blocks)),
+          .target = static_cast<slot_id>(i),
+          .lane = static_cast<lane_id>(*rc::gen::inRange(0U, 8U * head_groups)),
+          .block = static_cast<block_id>(i)};
+      }
+      joined_plan joined{entries, head_groups};
+      joined.run();
+      using source = std::pair<host_block_id, std::uint32_t>;
+      std::map<source, std::set<slot_id>> wanted;
+      auto const source_of = [&](recall_entry const& e) {
+        return source{e.source, static_cast<std::uint32_t>(to_index(e.lane) % head_groups)};
+      };
+      for (std::size_t i = joined.first(); i < joined.last(); ++i) {
+        wanted[source_of(entries[i])].insert(entries[i].target);
+      }
+      RC_ASSERT(joined.begins[0] == 0U && joined.begins[1] == wanted.size());
+      std::uint32_t listed = 0;
+      for (std::uint32_t i = 0; i < joined.begins[1]; ++i) {
+        auto const found = wanted.find(source_of(joined.entries[i]));
+        RC_ASSERT(found != wanted.end());
+        target_span const span = joined.of[i];
+        std::set<slot_id> targets{joined.entries[i].target};
+        if (span.count != 0) {
+          RC_ASSERT(span.count == found->second.size());
+          targets = {joined.targets.begin() + span.begin, joined.targets.begin() + span.begin + span.count};
+          listed += span.count;
+        }
+        RC_ASSERT(targets == found->second);
+        wanted.erase(found);
+      }
+      RC_ASSERT(wanted.empty() && joined.begins[2] == listed);
+    }));
+  }
+
+  TEST_CASE("law 1: blocks that rows share reach a slot of each, and cross the link once")
+  {
+    for (std::uint32_t const pitch : {37U, 64U, 260U}) {
+      for (std::uint32_t const ranks : {1U, 33U, 64U}) {
+        recall_scene scene{{.layout = layout_of_pitch(pitch, 17), .slots = 24}};
+        scene.begin_plan(1);
+        for (std::int32_t row = 0; row < 8; ++row) {
+          scene.add_row(row);
+          auto const slot = static_cast<std::uint32_t>(row) * 3;
+          scene.add_entry(0, 0, 2, slot);
+          scene.add_entry(1, 0, 2, slot + 2);  // the same host block in another slab
+          scene.add_entry(0, 1, row % 2 == 0 ? 4U : 5U, slot + 1);
+        }
+        recall_plan_ref plan = scene.plan();
+        joined_plan joined{{plan.entries, plan.entries + 24}, 2};
+        joined.row_begin = {0, 24, 24, 24};
+        joined.run(0, 1);
+        REQUIRE(joined.begins[1] == 4);
+        plan.entries = joined.entries.data();
+        plan.row_begin = joined.begins;
+        gather_blocks const op{
+          .plan = plan,
+          .first_row = 0,
+          .row_count = 1,
+          .groups = 3,
+          .further = {.of = joined.of.data(), .targets = joined.targets.data()}};
+        run(op, ranks);
+        scene.expect_all_arrived();
+        REQUIRE_MESSAGE(scene.difference() == "", "pitch " << pitch << " ranks " << ranks);
+        CHECK(op.cost().link_bytes == 4 * scene.sizes().layout.block_bytes);
+        CHECK(op.cost().device_bytes == 24 * scene.sizes().layout.block_bytes);
+      }
+    }
   }
 }

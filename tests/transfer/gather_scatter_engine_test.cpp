@@ -169,6 +169,82 @@ TEST_SUITE("transfer")
     }
   }
 
+  TEST_CASE("law 1: a host block that rows share is read once where that is wanted, on each backend")
+  {
+    auto const plan_eight = [](recall_scene& scene) {
+      scene.begin_plan(2);
+      for (std::int32_t row = 0; row < 8; ++row) {
+        scene.add_row(row);
+        auto const slot = static_cast<std::uint32_t>(row) * 3;
+        scene.add_entry(0, 0, 1, slot);
+        scene.add_entry(1, 0, 1, slot + 2);
+        scene.add_entry(0, 1, row == 3 ? 0U : 4U, slot + 1);
+      }
+    };
+    auto const each_way = [&](auto& backend) {
+      // Small blocks, which are put in order too where launches are dear, and larger ones.
+      for (std::uint32_t const pitch : {16U, 260U}) {
+        recall_scene scene{{.layout = layout_of_pitch(pitch, 17), .slots = 24, .offset = 4}};
+        auto bound = gather_scatter_engine{.groups = 3, .rows_per_landing = 0, .join_shared = true}.bind(
+          backend, limits_of(scene));
+        auto const stream = backend.create_stream(stream_priority::high);
+        for (bool const shared : {true, false}) {
+          plan_eight(scene);
+          recall_plan_ref plan = scene.plan();
+          plan.may_share = shared;
+          REQUIRE(bound.recall_async(stream, plan, scene.landed()) == status::ok);
+          if constexpr (requires { backend.synchronize(stream); }) {
+            REQUIRE(backend.synchronize(stream) == status::ok);
+          }
+          scene.expect_all_arrived();
+          REQUIRE(scene.difference() == "");
+          for (std::uint32_t place = 0; place < 8; ++place) { REQUIRE(scene.has_landed(place)); }
+          scene.clear_device();
+        }
+        backend.destroy_stream(stream);
+      }
+    };
+    dear<immediate_backend> dear_one;
+    each_way(dear_one);
+    cpu_backend manual{{.mode = cpu_mode::manual}};
+    each_way(manual);
+    cpu_backend threaded;
+    each_way(threaded);
+    sim_backend moving{{.move_data = true}};
+    each_way(moving);
+
+    // What is known not to share, rows by themselves and engines that were not asked launch nothing more.
+    auto const launches = [&](gather_scatter_engine engine, bool shared) {
+      immediate_backend backend;
+      recall_scene scene{{.layout = layout_of_pitch(64, 17), .slots = 24}};
+      auto bound = engine.bind(backend, limits_of(scene));
+      plan_eight(scene);
+      recall_plan_ref plan = scene.plan();
+      plan.may_share = shared;
+      CHECK(bound.recall_async({}, plan, scene.landed()) == status::ok);
+      return backend.launches;
+    };
+    CHECK(launches({.rows_per_landing = 0, .join_shared = true}, true) == 3);
+    CHECK(launches({.rows_per_landing = 0, .join_shared = true}, false) == 2);
+    CHECK(launches({.rows_per_landing = 0}, true) == 2);
+    CHECK(launches({.rows_per_landing = 1, .join_shared = true}, true) == 16);
+    CHECK(launches({.rows_per_landing = 4, .join_shared = true}, true) == 6);
+  }
+
+  TEST_CASE("law 10: rows whose entries could not be joined are failed")
+  {
+    immediate_backend backend;
+    recall_scene scene{{}};
+    auto bound = gather_scatter_engine{.rows_per_landing = 0, .join_shared = true}.bind(backend, limits_of(scene));
+    plan_three_rows(scene, 1);
+    recall_plan_ref plan = scene.plan();
+    plan.may_share = true;
+    backend.refuse_launch = 0;
+    backend.refused_launches = 1;
+    CHECK(bound.recall_async({}, plan, scene.landed()) == status::ok);
+    for (std::uint32_t place = 0; place < 3; ++place) { CHECK(scene.has_failed(place)); }
+  }
+
   TEST_CASE("the fewest groups that come near the best rate are chosen")
   {
     using rates = std::vector<gather_rate>;

@@ -75,7 +75,8 @@ class recall_driver {
       layers_{geometry.layers},
       background_missed_(std::size_t{options.max_rows} * geometry.layers, 0),
       traffic_(geometry.layers),
-      joined_{backend}
+      joined_{backend},
+      seen_(keeper.store().blocks(), 0)
   {
     captured_lists_ = slab<B>{
       backend, memory_space::pinned,
@@ -567,7 +568,23 @@ class recall_driver {
     return mailbox_.template as<row_mailbox>() + first;
   }
 
-  [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) const noexcept
+  /// Whether rows of the recall hold host blocks together. They come to do so with all blocks before, so the first one tells.
+  [[nodiscard]] bool rows_share(recall<B> const& r) noexcept
+  {
+    if (++looked_ == 0) {
+      std::fill(seen_.begin(), seen_.end(), 0U);
+      looked_ = 1;
+    }
+    for (std::uint32_t place = 0; r.row_count > 1 && place < r.row_count; ++place) {
+      sequence_state const& sequence = keeper_->sequences()[r.rows[place]];
+      host_block_id const first = sequence.host_blocks.empty() ? none<host_block_id> : sequence.host_blocks[0];
+      if (is_none(first) || keeper_->store().references(first) < 2) { continue; }
+      if (std::exchange(seen_[to_index(first)], looked_) == looked_) { return true; }
+    }
+    return false;
+  }
+
+  [[nodiscard]] recall_plan_ref plan_of(recall<B> const& r) noexcept
   {
     return {
       .entries = r.entries,
@@ -580,7 +597,8 @@ class recall_driver {
       .head_groups = head_groups_,
       .block_bytes = layout_.block_bytes,
       .capacity = r.row_count * head_groups_ * budget_blocks_,
-      .priority = r.priority};
+      .priority = r.priority,
+      .may_share = rows_share(r)};
   }
 
   [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
@@ -703,6 +721,8 @@ class recall_driver {
   std::vector<layer_traffic> traffic_;           // [layers]
   ticket background_ = {};
   detail::owned_event<B> joined_;
+  std::vector<std::uint32_t> seen_;  // [host blocks] number of the look that met the block as a row's first
+  std::uint32_t looked_ = 0;
   slab<B> captured_lists_;                // [captured_steps, captured_list_count, max_rows] row_id
   std::vector<captured_place> captured_;  // [captured_steps]
 };

@@ -19,6 +19,8 @@ namespace pulseinfer {
 /// The items are a fixed number of groups that share the work out among themselves, whatever the number of entries: more
 /// groups than a handful buy nothing on the link and slow their neighbours. Warps take 4 KiB tiles of the output in turn, over
 /// all entries. One thread alone takes an equal part of the entries and moves neighbours in host and slot memory as one run.
+///
+/// A list that join_entries made names each host block once; `further` then says which slots it goes to.
 struct gather_blocks {
   static constexpr char const* name = "gather_blocks";
   static constexpr operation_kind kind = operation_kind::data;
@@ -28,6 +30,7 @@ struct gather_blocks {
   std::uint32_t first_row = 0;
   std::uint32_t row_count = 0;
   std::uint32_t groups = 8;
+  further_targets_ref further = {};
 
   [[nodiscard]] launch_shape shape() const
   {
@@ -41,7 +44,9 @@ struct gather_blocks {
     std::uint64_t runs = 0;
     for (std::uint32_t i = entries_begin(); i < end; i = run_end(i, end)) { ++runs; }
     std::uint64_t const bytes = (end - entries_begin()) * plan.block_bytes;
-    return {.device_bytes = bytes, .link_bytes = bytes, .link_runs = runs};
+    std::uint64_t written = 0;
+    for (std::uint32_t i = entries_begin(); i < end; ++i) { written += targets(i) * plan.block_bytes; }
+    return {.device_bytes = written, .link_bytes = bytes, .link_runs = runs};
   }
 
   template <thread_group Group>
@@ -54,7 +59,9 @@ struct gather_blocks {
       std::uint32_t const end = part(item + 1);
       for (std::uint32_t i = part(item); i < end;) {
         std::uint32_t const next = run_end(i, end);
-        device::copy_bytes(target(i), source(i), (next - i) * plan.block_bytes, 0, 1);
+        for (std::uint32_t t = 0; t < targets(i); ++t) {
+          device::copy_bytes(target(i, t), source(i), (next - i) * plan.block_bytes, 0, 1);
+        }
         i = next;
       }
       return;
@@ -69,9 +76,11 @@ struct gather_blocks {
       std::uint32_t const entry = static_cast<std::uint32_t>(begin + tile / tiles_per_block);
       std::uint64_t const offset = tile % tiles_per_block * tile_bytes;
       std::uint64_t const rest = plan.block_bytes - offset;
-      device::copy_bytes(
-        target(entry) + offset, source(entry) + offset, rest < tile_bytes ? rest : tile_bytes,
-        group.thread_rank() % lanes, lanes);
+      for (std::uint32_t t = 0; t < targets(entry); ++t) {
+        device::copy_bytes(
+          target(entry, t) + offset, source(entry) + offset, rest < tile_bytes ? rest : tile_bytes,
+          group.thread_rank() % lanes, lanes);
+      }
     }
   }
 
@@ -88,16 +97,28 @@ struct gather_blocks {
     std::uint32_t const group = static_cast<std::uint32_t>(to_index(entry.lane) % plan.head_groups);
     return plan.host.address(plan.layer, group, entry.source);
   }
-  [[nodiscard]] PULSEINFER_HOST_DEVICE std::byte* target(std::uint32_t place) const
+  /// Slots that the block of an entry goes to.
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t targets(std::uint32_t place) const
   {
-    return plan.pool.address(plan.layer, plan.entries[place].target);
+    return is_shared(place) ? further.of[place].count : 1U;
+  }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE std::byte* target(std::uint32_t place, std::uint32_t number = 0) const
+  {
+    slot_id const slot =
+      is_shared(place) ? further.targets[further.of[place].begin + number] : plan.entries[place].target;
+    return plan.pool.address(plan.layer, slot);
+  }
+  [[nodiscard]] PULSEINFER_HOST_DEVICE bool is_shared(std::uint32_t place) const
+  {
+    return further.of != nullptr && further.of[place].count != 0;
   }
 
   /// End of the run of neighbours that begins at entry `begin`.
   [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint32_t run_end(std::uint32_t begin, std::uint32_t end) const
   {
     std::uint32_t next = begin + 1;
-    while (next < end && source(next) == source(next - 1) + plan.block_bytes &&
+    if (is_shared(begin)) { return next; }
+    while (next < end && !is_shared(next) && source(next) == source(next - 1) + plan.block_bytes &&
            target(next) == target(next - 1) + plan.block_bytes) {
       ++next;
     }

@@ -7,6 +7,7 @@
 #include <pulseinfer/concepts/transfer_engine.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/operation/gather_blocks.hpp>
+#include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -38,6 +39,9 @@ struct gather_scatter_engine {
   /// @source measured: on an H200 single rows win only above about 512 KiB a row and layer
   std::optional<std::uint32_t> rows_per_landing = {};
   std::uint32_t runs_per_copy = 64;  ///< runs of one call to the copy engine; long calls hide less of their cost
+  /// Whether a host block that several rows of a plan hold is read once and goes to a slot of each: one launch more, for plans
+  /// that may have such blocks (recall_plan_ref::may_share) and rows that are gathered together. Absent: where launches are dear.
+  std::optional<bool> join_shared = {};
 
   template <class B>
   class bound {
@@ -57,10 +61,13 @@ struct gather_scatter_engine {
           backend, memory_space::device,
           std::uint64_t{ordered_entries_} * sizeof(recall_entry) + 2 * sizeof(std::uint32_t)};
       }
+      if (options.join_shared.value_or(prefers_few_launches<B>) && rows_per_landing_ != 1 && limits.max_rows > 1) {
+        joins_.take(backend, limits.max_entries);
+      }
     }
 
     /// Gathers and posts the plan's rows in their order. Blocks of less than 2 KiB are gathered in the order of their host
-    /// addresses where launches are dear: then calls go to one stream.
+    /// addresses, and blocks that rows share are read once, where launches are dear: then calls go to one stream.
     /// @stream enqueues on `stream`; the plan's arrays must live until the work has run
     /// @status ok: every row will be posted, as landed, or as failed where its launch was refused. Else invalid_argument for
     ///         more rows than the limits name (nothing enqueued), or the backend's refusal of both the rows' gather and
@@ -74,13 +81,7 @@ struct gather_scatter_engine {
       for (std::uint32_t first = 0; first < rows;) {
         std::uint32_t const count = std::min(most, rows - first);
         status result = status::ok;
-        bool const ordered = plan.capacity > 0 && plan.capacity <= ordered_entries_;
-        if (ordered) {
-          result = gather_in_order(stream, plan, first, count);
-        } else if (plan.capacity > 0) {
-          result = backend_->launch(
-            stream, gather_blocks{.plan = plan, .first_row = first, .row_count = count, .groups = groups_});
-        }
+        if (plan.capacity > 0) { result = gather(stream, plan, first, count); }
         if (result == status::ok) {
           result =
             backend_->launch(stream, land_rows{.plan = plan, .landed = landed, .first_row = first, .row_count = count});
@@ -118,20 +119,70 @@ struct gather_scatter_engine {
     [[nodiscard]] std::uint32_t groups() const noexcept { return groups_; }
 
    private:
-    status gather_in_order(
+    /// The rows' entries, in the order of host memory and each source once where that is wanted.
+    status gather(
       typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t first, std::uint32_t count) noexcept
     {
-      auto* const entries = ordered_.template as<recall_entry>();
-      auto* const begins = reinterpret_cast<std::uint32_t*>(entries + ordered_entries_);
-      status const result = backend_->launch(
-        stream,
-        order_entries{.plan = plan, .first_row = first, .row_count = count, .ordered = entries, .row_begin = begins});
-      if (result != status::ok) { return result; }
-      recall_plan_ref list = plan;
-      list.entries = entries;
-      list.row_begin = begins;
-      return backend_->launch(stream, gather_blocks{.plan = list, .first_row = 0, .row_count = 1, .groups = groups_});
+      gather_blocks op{.plan = plan, .first_row = first, .row_count = count, .groups = groups_};
+      status result = status::ok;
+      if (plan.capacity <= ordered_entries_) {
+        auto* const entries = ordered_.template as<recall_entry>();
+        auto* const begins = reinterpret_cast<std::uint32_t*>(entries + ordered_entries_);
+        result = backend_->launch(
+          stream,
+          order_entries{.plan = plan, .first_row = first, .row_count = count, .ordered = entries, .row_begin = begins});
+        set_list(op, entries, begins);
+      }
+      if (result == status::ok && plan.may_share && count > 1 && plan.capacity <= joins_.capacity) {
+        join_entries const join = joins_.of(op);
+        result = backend_->launch(stream, join);
+        set_list(op, join.joined, join.row_begin);
+        op.further = {.of = join.of, .targets = join.targets};
+      }
+      return result == status::ok ? backend_->launch(stream, op) : result;
     }
+
+    static void set_list(gather_blocks& op, recall_entry const* entries, std::uint32_t const* begins) noexcept
+    {
+      op.plan.entries = entries;
+      op.plan.row_begin = begins;
+      op.first_row = 0;
+      op.row_count = 1;
+    }
+
+    /// Lists and table of join_entries.
+    struct join_lists {
+      std::uint32_t capacity = 0;  // entries that there is room for
+      slab<B> memory = {};
+
+      void take(B& backend, std::uint32_t entries)
+      {
+        if (entries == 0) { return; }
+        std::uint64_t const table = std::uint64_t{join_entries::table_places(entries)} * sizeof(join_entries::found);
+        std::uint64_t const each =
+          sizeof(recall_entry) + sizeof(target_span) + sizeof(join_entries::standing) + sizeof(slot_id);
+        memory = slab<B>{backend, memory_space::device, entries * each + table + 3 * sizeof(std::uint32_t)};
+        capacity = entries;
+      }
+      [[nodiscard]] join_entries of(gather_blocks const& op) const noexcept
+      {
+        auto* const entries = memory.template as<recall_entry>();
+        auto* const spans = reinterpret_cast<target_span*>(entries + capacity);
+        auto* const stands = reinterpret_cast<join_entries::standing*>(spans + capacity);
+        auto* const targets = reinterpret_cast<slot_id*>(stands + capacity);
+        auto* const begins = reinterpret_cast<std::uint32_t*>(targets + capacity);
+        return {
+          .plan = op.plan,
+          .first_row = op.first_row,
+          .row_count = op.row_count,
+          .joined = entries,
+          .of = spans,
+          .targets = targets,
+          .row_begin = begins,
+          .table = reinterpret_cast<join_entries::found*>(begins + 3),
+          .stands = stands};
+      }
+    };
 
     [[nodiscard]] static std::uint32_t groups_of(
       B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
@@ -151,6 +202,7 @@ struct gather_scatter_engine {
     std::vector<copy_run> merged_;       // [runs_per_copy]
     std::uint32_t ordered_entries_ = 0;  // that there is room for
     slab<B> ordered_;                    // [ordered_entries_] recall_entry, and two words: a plan in another order
+    join_lists joins_;
   };
 
   /// Measures the device where that is asked for: some hundredths of a second.

@@ -45,9 +45,24 @@ struct recall_plan_ref {
   std::uint64_t block_bytes = 0;
   std::uint32_t capacity = 0;  ///< host-known bound of the entries
   recall_priority priority = recall_priority::demand;
+  bool may_share = false;  ///< rows of it hold host blocks together: entries of theirs may have the same source
 };
 
 static_assert(std::is_trivially_copyable_v<recall_plan_ref>);
+
+/// Where the targets of an entry lie that stands for several.
+struct target_span {
+  std::uint32_t begin = 0;
+  std::uint32_t count = 0;  ///< 0: the entry stands for itself alone
+};
+
+/// The slots that a list's blocks go to, where one entry stands for all that have its source.
+struct further_targets_ref {
+  target_span const* of = nullptr;   // [entries of the list]; null: every entry stands for itself
+  slot_id const* targets = nullptr;  // all targets of an entry that stands for several, its own among them
+};
+
+static_assert(std::is_trivially_copyable_v<further_targets_ref>);
 
 /// Lists that attention reads, by lane.
 struct lane_table_ref {

@@ -90,10 +90,11 @@ struct small_rig<pulseinfer::offload_manager<
   using row_id = pulseinfer::row_id;
   using block_id = pulseinfer::block_id;
 
-  explicit small_rig(scripted_backend& b, small_sizes const& sizes = {}, Scheduler const& scheduler = {})
+  explicit small_rig(
+    scripted_backend& b, small_sizes const& sizes = {}, Scheduler const& scheduler = {}, Transfer const& transfer = {})
     : backend{b},
       stream{b.create_stream()},
-      kv{b, stream, sizes.geometry(), sizes.options(), small_sizes::selector(), Transfer{}, scheduler},
+      kv{b, stream, sizes.geometry(), sizes.options(), small_sizes::selector(), transfer, scheduler},
       engine{b, stream, kv, sizes.rows, sizes.max_tokens, 8}
   {
     engine.before_enter = [this](pulseinfer::layer_id layer, pulseinfer::row_list rows) { import(layer, rows); };

@@ -7,6 +7,7 @@
 #include <pulseinfer/backend/cuda/error.cuh>
 #include <pulseinfer/backend/cuda/kernel/choose_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
+#include <pulseinfer/backend/cuda/kernel/join_entries.cuh>
 #include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
 #include <pulseinfer/backend/cuda/kernel/order_entries.cuh>
 #include <pulseinfer/backend/cuda/kernel/paged_attention.cuh>

@@ -86,6 +86,7 @@ struct gather_scene {
   std::uint32_t block_bytes;
   std::uint32_t head_groups;
   std::uint32_t count;
+  further_targets_ref further;  // of the first row on
 };
 
 struct gather_ends {
@@ -113,8 +114,29 @@ struct gather_ends {
   return entry;
 }
 
+[[nodiscard]] __device__ inline target_span load_span(gather_scene const& scene, std::uint32_t place)
+{
+  uint2 const words = __ldg(reinterpret_cast<uint2 const*>(scene.further.of + place));
+  return {words.x, words.y};
+}
+
+/// Calls store(slot) for each of a span's slots, by all lanes of a warp together.
+template <class Store>
+__device__ inline void for_each_target(gather_scene const& scene, target_span span, Store store)
+{
+  std::uint32_t const lane = threadIdx.x % 32U;
+  for (std::uint32_t first = 0; first < span.count; first += 32U) {
+    std::uint32_t const rest = span.count - first;
+    auto const* const slots = reinterpret_cast<std::int32_t const*>(scene.further.targets + span.begin + first);
+    std::int32_t const own = lane < rest ? __ldg(slots + lane) : 0;
+    for (std::uint32_t i = 0; i < (rest < 32U ? rest : 32U); ++i) {
+      store(static_cast<slot_id>(__shfl_sync(0xFFFFFFFFU, own, static_cast<int>(i))));
+    }
+  }
+}
+
 /// Blocks of a tile or more: a warp takes pieces of one block, and reads the next piece's entry while its loads fly.
-template <std::uint32_t Width>
+template <std::uint32_t Width, bool Shared>
 __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
 {
   using lane_type = gather_lane<Width>;
@@ -126,9 +148,16 @@ __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std:
   std::uint32_t place = warp / tiles_per_block;
   std::uint32_t tile = warp % tiles_per_block;
   recall_entry entry{};
-  if (place < scene.count) { entry = load_entry(scene.entries + place); }
+  target_span span{};
+  auto const look = [&] {
+    if (place >= scene.count) { return; }
+    entry = load_entry(scene.entries + place);
+    if constexpr (Shared) { span = load_span(scene, place); }
+  };
+  look();
   while (place < scene.count) {
     gather_ends const ends = ends_of(scene, entry);
+    target_span const together = span;
     std::uint32_t const begin = tile * tile_bytes;
     std::uint32_t const rest = scene.block_bytes - begin;
     lane_type values[gather_loads];
@@ -145,11 +174,18 @@ __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std:
       tile -= tiles_per_block;
       ++place;
     }
-    if (place < scene.count) { entry = load_entry(scene.entries + place); }
-    std::byte* const target = ends.target + begin + lane * Width;
+    look();
+    auto const put = [&](std::byte* block) {
+      std::byte* const target = block + begin + lane * Width;
 #pragma unroll
-    for (std::uint32_t i = 0; i < gather_loads; ++i) {
-      if (whole || lane + i * 32U < lanes) { values[i].store(target + i * 32U * Width); }
+      for (std::uint32_t i = 0; i < gather_loads; ++i) {
+        if (whole || lane + i * 32U < lanes) { values[i].store(target + i * 32U * Width); }
+      }
+    };
+    if (!Shared || together.count == 0) {
+      put(ends.target);
+    } else {
+      for_each_target(scene, together, [&](slot_id slot) { put(scene.slots + to_index(slot) * scene.slot_stride); });
     }
   }
 }
@@ -161,6 +197,7 @@ struct small_tile {
   slot_id targets[gather_loads];
   std::uint32_t groups[gather_loads];
   std::uint32_t offsets[gather_loads];
+  std::uint32_t places[gather_loads];  // of the entry in the list
 
   template <std::uint32_t Width>
   __device__ void find(gather_scene const& scene, std::uint64_t first, std::uint32_t per_block)
@@ -176,6 +213,7 @@ struct small_tile {
       targets[i] = none<slot_id>;
       if (first_entry + entry < scene.count) {
         recall_entry const found = load_entry(scene.entries + first_entry + entry);
+        places[i] = static_cast<std::uint32_t>(first_entry) + entry;
         sources[i] = found.source;
         targets[i] = found.target;
         groups[i] = scene.head_groups == 1 ? 0U : static_cast<std::uint32_t>(to_number(found.lane)) % scene.head_groups;
@@ -186,7 +224,7 @@ struct small_tile {
 
 /// Blocks of less than a tile: a warp takes a tile of all blocks laid end to end, so that as many loads fly, and reads the
 /// next tile's entries meanwhile.
-template <std::uint32_t Width>
+template <std::uint32_t Width, bool Shared>
 __device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
 {
   using lane_type = gather_lane<Width>;
@@ -199,9 +237,15 @@ __device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std:
   while (first < all) {
     lane_type values[gather_loads];
     std::byte* targets[gather_loads];
+    target_span spans[gather_loads];
+    std::uint32_t offsets[gather_loads];
 #pragma unroll
     for (std::uint32_t i = 0; i < gather_loads; ++i) {
       targets[i] = nullptr;
+      if constexpr (Shared) {
+        spans[i] = is_none(tile.targets[i]) ? target_span{} : load_span(scene, tile.places[i]);
+        offsets[i] = tile.offsets[i];
+      }
       if (!is_none(tile.targets[i])) {
         targets[i] = scene.slots + to_index(tile.targets[i]) * scene.slot_stride + tile.offsets[i];
         values[i].load(scene.slabs[tile.groups[i]] + to_index(tile.sources[i]) * scene.block_stride + tile.offsets[i]);
@@ -213,23 +257,34 @@ __device__ void gather_small(gather_scene const& scene, std::uint32_t warp, std:
     for (std::uint32_t i = 0; i < gather_loads; ++i) {
       if (targets[i] != nullptr) { values[i].store(targets[i]); }
     }
+    if constexpr (Shared) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < gather_loads; ++i) {
+        // The entry's own target is among them, and is written to twice.
+        for (std::uint32_t t = 0; t < spans[i].count; ++t) {
+          slot_id const slot = scene.further.targets[spans[i].begin + t];
+          values[i].store(scene.slots + to_index(slot) * scene.slot_stride + offsets[i]);
+        }
+      }
+    }
   }
 }
 
-template <std::uint32_t Width>
+template <std::uint32_t Width, bool Shared>
 __device__ void gather_as(gather_scene const& scene, std::uint32_t warp, std::uint32_t warps)
 {
   if (scene.block_bytes >= 32U * gather_loads * Width) {
-    gather_tiles<Width>(scene, warp, warps);
+    gather_tiles<Width, Shared>(scene, warp, warps);
   } else {
-    gather_small<Width>(scene, warp, warps);
+    gather_small<Width, Shared>(scene, warp, warps);
   }
 }
 
 /// Slabs that a block of threads keeps at hand: where the table lies on the host, each look at it takes a way over the link.
 inline constexpr std::uint32_t gather_slabs = 64;
 
-template <class Op>
+/// @tparam Shared entries may stand for several
+template <class Op, bool Shared>
 __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const op)
 {
   __shared__ std::byte const* slabs[gather_slabs];
@@ -244,6 +299,7 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   std::uint32_t const begin = plan.row_begin[op.first_row];
   scene.count = plan.row_begin[op.first_row + op.row_count] - begin;
   scene.entries = plan.entries + begin;
+  if constexpr (Shared) { scene.further = {op.further.of + begin, op.further.targets}; }
   scene.block_stride = plan.host.block_stride;
   scene.slot_stride = plan.pool.slot_stride;
   scene.block_bytes = static_cast<std::uint32_t>(plan.block_bytes);
@@ -259,13 +315,13 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   std::uint32_t const warp = threadIdx.x / 32U * gridDim.x + blockIdx.x;
   std::uint32_t const warps = gridDim.x * (gather_threads / 32U);
   if (low % 16U == 0) {
-    gather_as<16>(scene, warp, warps);
+    gather_as<16, Shared>(scene, warp, warps);
   } else if (low % 8U == 0) {
-    gather_as<8>(scene, warp, warps);
+    gather_as<8, Shared>(scene, warp, warps);
   } else if (low % 4U == 0) {
-    gather_as<4>(scene, warp, warps);
+    gather_as<4, Shared>(scene, warp, warps);
   } else {
-    gather_as<1>(scene, warp, warps);
+    gather_as<1, Shared>(scene, warp, warps);
   }
 }
 
@@ -277,7 +333,8 @@ struct kernel_override<gather_blocks> {
   {
     void* arguments[] = {const_cast<gather_blocks*>(&op)};
     return cudaLaunchKernel(
-      reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks>),
+      op.further.of == nullptr ? reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, false>)
+                               : reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, true>),
       dim3{std::min(op.groups, most_gather_blocks)}, dim3{gather_threads}, arguments, 0, stream);
   }
 };
