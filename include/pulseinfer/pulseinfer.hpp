@@ -95,6 +95,7 @@
 #include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/operation/list_stream.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
+#include <pulseinfer/operation/move_runs.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
@@ -183,6 +184,7 @@
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
 #include <pulseinfer/transfer/measure_gather.hpp>
+#include <pulseinfer/transfer/measure_moves.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 
 #include <pulseinfer/scheduler/cohort_planner.hpp>

@@ -9,8 +9,10 @@
 #include <support/recall_scene.hpp>
 #include <transfer/transfer_engine_contract.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace pulseinfer;
@@ -33,15 +35,20 @@ struct timed_backend : immediate_backend {
   {
     if (launches == refuse_launch) { return status::resource_exhausted; }
     ++launches;
+    if constexpr (std::is_same_v<Op, move_runs>) { time += nanoseconds{op.count * 1000}; }
     if constexpr (std::is_same_v<Op, gather_blocks>) {
       time += nanoseconds{static_cast<std::int64_t>(1e9 * static_cast<double>(op.plan.capacity) / rate_of(op.groups))};
       gathered = op.groups;
     }
     return status::ok;
   }
-  status copy(stream_ref, copy_list) noexcept
+  status copy(stream_ref, copy_list list) noexcept
   {
     ++copies;
+    for (std::uint32_t i = 0; i < list.count && list.direction != copy_direction::device_to_device; ++i) {
+      bool const up = list.direction == copy_direction::host_to_device;
+      time += nanoseconds{list.runs[i].bytes >= (up ? copies_up : copies_down) ? 900 : 1100};
+    }
     return status::ok;
   }
   [[nodiscard]] nanoseconds now() const noexcept { return time; }
@@ -51,8 +58,16 @@ struct timed_backend : immediate_backend {
   }
 
   nanoseconds time{0};
-  std::uint32_t saturated = 6;  ///< groups that more do not pass
-  std::uint32_t gathered = 0;   ///< groups of the last gather
+  std::uint32_t saturated = 6;    ///< groups that more do not pass
+  std::uint32_t gathered = 0;     ///< groups of the last gather
+  std::uint64_t copies_up = 0;    ///< runs of so many bytes and more are copied faster than moved by a kernel
+  std::uint64_t copies_down = 0;  ///< likewise to the host
+};
+
+/// Says when it is asked whether it captures.
+struct capturing_backend : immediate_backend {
+  bool captures = false;
+  [[nodiscard]] bool is_capturing(stream_ref) const noexcept { return captures; }
 };
 
 }  // namespace
@@ -130,7 +145,7 @@ TEST_SUITE("transfer")
     static_assert(prefers_few_launches<traced<dear_cpu>> && prefers_few_launches<checked<dear_cpu>>);
     static_assert(!prefers_few_launches<traced<cpu_backend>> && !prefers_few_launches<sim_backend>);
     auto const launches = [&](auto& backend, gather_scatter_engine engine) {
-      engine.groups = 8;  // nothing is measured
+      engine.measure = false;
       recall_scene scene{{.layout = layout_of_pitch(64, 17)}};
       plan_three_rows(scene, 1);
       backend.launches = 0;
@@ -153,7 +168,7 @@ TEST_SUITE("transfer")
       dear<immediate_backend> backend;
       recall_scene scene{{}};
       REQUIRE(scene.sizes().layout.block_bytes < order_entries::ordered_below_bytes);
-      auto bound = gather_scatter_engine{.groups = 2}.bind(backend, limits_of(scene));
+      auto bound = gather_scatter_engine{.groups = 2, .measure = false}.bind(backend, limits_of(scene));
       CHECK(backend.allocated > 0);
       plan_three_rows(scene, 1);
       backend.refuse_launch = refused;
@@ -185,8 +200,9 @@ TEST_SUITE("transfer")
       // Small blocks, which are put in order too where launches are dear, and larger ones.
       for (std::uint32_t const pitch : {16U, 260U}) {
         recall_scene scene{{.layout = layout_of_pitch(pitch, 17), .slots = 24, .offset = 4}};
-        auto bound = gather_scatter_engine{.groups = 3, .rows_per_landing = 0, .join_shared = true}.bind(
-          backend, limits_of(scene));
+        auto bound =
+          gather_scatter_engine{.groups = 3, .rows_per_landing = 0, .join_shared = true, .measure = false}.bind(
+            backend, limits_of(scene));
         auto const stream = backend.create_stream(stream_priority::high);
         for (bool const shared : {true, false}) {
           plan_eight(scene);
@@ -267,7 +283,11 @@ TEST_SUITE("transfer")
       CHECK(backend.events == 0);
     }
     timed_backend backend;
-    CHECK(gather_scatter_engine{.groups = 5}.bind(backend, transfer_limits{}).groups() == 5);
+    CHECK(
+      gather_scatter_engine{.groups = 5, .copy_engine_from_bytes = 0}.bind(backend, transfer_limits{}).groups() == 5);
+    CHECK(
+      gather_scatter_engine{.measure = false}.bind(backend, transfer_limits{}).groups() ==
+      gather_scatter_engine::groups_unmeasured);
     CHECK(backend.launches + backend.copies == 0);
     backend.refuse_launch = 3;
     CHECK_THROWS_AS(static_cast<void>(gather_scatter_engine{}.bind(backend, transfer_limits{})), resource_error);
@@ -276,6 +296,87 @@ TEST_SUITE("transfer")
     immediate_backend cheap;
     CHECK(gather_scatter_engine{}.bind(cheap, transfer_limits{}).groups() == gather_scatter_engine::groups_unmeasured);
     CHECK(cheap.launches + cheap.copies == 0);
+  }
+
+  TEST_CASE("the copy engine moves from the shortest run on from which it stays near the gather")
+  {
+    constexpr auto up = copy_direction::host_to_device, down = copy_direction::device_to_host;
+    using rates = std::vector<move_rate>;
+    auto const chosen = [](rates const& measured, copy_direction direction) {
+      return choose_copy_engine_from(measured, direction, 7);
+    };
+    CHECK(chosen({}, up) == 7);
+    CHECK(chosen({{up, 8, 0.0, 10.0}, {down, 8, 5.0, 5.0}}, up) == 7);
+    rates const both{{up, 8, 5.0, 30.0}, {up, 16, 9.6, 10.0}, {up, 32, 50.0, 40.0}, {down, 8, 50.0, 50.0}};
+    CHECK(chosen(both, up) == 16);
+    CHECK(chosen(both, down) == 8);
+    CHECK(chosen({{up, 8, 50.0, 30.0}, {up, 16, 9.0, 10.0}, {up, 32, 50.0, 40.0}}, up) == 32);
+    CHECK(chosen({{up, 8, 50.0, 30.0}, {up, 16, 9.0, 10.0}}, up) == never_by_copy_engine);
+  }
+
+  TEST_CASE("where launches are dear the movers are measured, unless the length is given, and told")
+  {
+    timed_backend backend;
+    backend.copies_up = 32768;
+    backend.copies_down = 1U << 20U;
+    transfer_limits const limits{.max_rows = 1, .layout = layout_of_pitch(64, 16)};
+    {
+      auto const bound = gather_scatter_engine{.groups = 3}.bind(backend, limits);
+      transfer_report const& told = bound.report();
+      CHECK(told.groups == 3);
+      CHECK(told.gather_rates.empty());
+      CHECK(told.move_rates.size() == 2 * tried_run_bytes.size());
+      CHECK(told.copy_engine_from_bytes == 32768);
+      CHECK(told.copy_engine_to_host_from_bytes == never_by_copy_engine);
+      CHECK(backend.allocated == 0);
+      CHECK(backend.streams == 0);
+      CHECK(backend.events == 0);
+    }
+    auto const given = gather_scatter_engine{.groups = 3, .copy_engine_from_bytes = 5}.bind(backend, limits);
+    CHECK(given.report().copy_engine_from_bytes == 5);
+    CHECK(given.report().copy_engine_to_host_from_bytes == 5);
+    CHECK(given.report().move_rates.empty());
+    std::uint64_t const before = backend.launches + backend.copies;
+    auto const unmeasured = gather_scatter_engine{.measure = false}.bind(backend, limits);
+    CHECK(unmeasured.report().copy_engine_from_bytes == gather_scatter_engine::copy_engine_unmeasured_bytes);
+    CHECK(backend.launches + backend.copies == before);
+    immediate_backend cheap;
+    CHECK(gather_scatter_engine{}.bind(cheap, limits).report().copy_engine_from_bytes == 0);
+    backend.refuse_launch = backend.launches + 2;
+    CHECK_THROWS_AS(static_cast<void>(gather_scatter_engine{.groups = 3}.bind(backend, limits)), resource_error);
+    CHECK(backend.allocated == 0);
+    CHECK(backend.streams == 0);
+  }
+
+  TEST_CASE(
+    "law 1: short runs go by a kernel, long ones, those within the device and none under capture by the copy engine")
+  {
+    capturing_backend backend;
+    auto bound = gather_scatter_engine{.runs_per_copy = 50, .copy_engine_from_bytes = 100}.bind(
+      backend, transfer_limits{.max_rows = 1});
+    std::vector<std::byte> source(200 * 200);
+    for (std::size_t i = 0; i < source.size(); ++i) { source[i] = static_cast<std::byte>(i * 7 + i / 256); }
+    auto const moves = [&](std::uint64_t bytes, std::uint32_t count, copy_direction direction) {
+      std::vector<std::byte> target(source.size());
+      std::vector<std::byte> wanted(source.size());
+      std::vector<copy_run> runs;
+      for (std::size_t i = 0; i < count; ++i) {
+        runs.push_back({target.data() + i * 200, source.data() + (count - 1 - i) * 200, bytes});
+        std::copy_n(source.data() + (count - 1 - i) * 200, bytes, wanted.data() + i * 200);
+      }
+      backend.launches = backend.copies = 0;
+      REQUIRE(bound.move_async({}, {runs.data(), count, direction}) == status::ok);
+      CHECK(target == wanted);
+      return std::pair{backend.launches, backend.copies};
+    };
+    using calls = std::pair<std::uint64_t, std::uint64_t>;
+    CHECK(moves(99, 100, copy_direction::host_to_device) == calls{4, 0});  // twice 40 and 10
+    CHECK(moves(99, 100, copy_direction::device_to_host) == calls{4, 0});
+    CHECK(moves(100, 100, copy_direction::host_to_device) == calls{0, 2});
+    CHECK(moves(7, 3, copy_direction::device_to_device) == calls{0, 1});
+    backend.captures = true;
+    CHECK(moves(100, 40, copy_direction::host_to_device) == calls{1, 0});
+    CHECK(moves(7, 3, copy_direction::device_to_device) == calls{1, 0});
   }
 
   TEST_CASE("a plan that can hold no entries is posted without a gather")
@@ -345,6 +446,7 @@ TEST_SUITE("transfer")
     moves_runs_both_ways(gather_scatter_engine{});
     moves_runs_both_ways(gather_scatter_engine{.runs_per_copy = 1});
     moves_runs_both_ways(gather_scatter_engine{.runs_per_copy = 3});
+    moves_runs_both_ways(gather_scatter_engine{.copy_engine_from_bytes = never_by_copy_engine});
   }
 
   TEST_CASE("bulk moves go out as merged runs, in calls of at most runs_per_copy")

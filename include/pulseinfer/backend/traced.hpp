@@ -133,6 +133,11 @@ class traced {
 
   [[nodiscard]] nanoseconds now() const noexcept { return base_.now(); }
 
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept
+    requires requires(B const& b, stream_ref s) { b.is_capturing(s); }
+  {
+    return base_.is_capturing(stream);
+  }
   status synchronize(stream_ref stream) noexcept
     requires requires(B& b, stream_ref s) { b.synchronize(s); }
   {

@@ -805,6 +805,8 @@ class offload_manager {
   [[nodiscard]] slot_pool<B> const& pool() const noexcept { return keeper_.pool(); }
   [[nodiscard]] sequence_book const& sequences() const noexcept { return keeper_.sequences(); }
   [[nodiscard]] auto& selector() noexcept { return selector_; }
+  /// The bound transfer engine; gather_scatter_engine's `report()` says what it measured.
+  [[nodiscard]] auto const& transfer() const noexcept { return recalls_.mover(); }
   [[nodiscard]] AdmissionPolicy& admission_policy_state() noexcept { return admission_; }
 
   [[nodiscard]] memory_use memory() const noexcept

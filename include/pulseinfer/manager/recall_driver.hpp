@@ -494,6 +494,7 @@ class recall_driver {
 
   /// The transfer engine, which moves what is written back too.
   [[nodiscard]] bound_transfer_t<TransferEngine, B>& mover() noexcept { return transfer_; }
+  [[nodiscard]] bound_transfer_t<TransferEngine, B> const& mover() const noexcept { return transfer_; }
 
  private:
   [[nodiscard]] static std::uint32_t max_entries(

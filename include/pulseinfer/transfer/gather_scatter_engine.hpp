@@ -12,6 +12,7 @@
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/transfer/measure_gather.hpp>
+#include <pulseinfer/transfer/measure_moves.hpp>
 #include <pulseinfer/transfer/run_merge.hpp>
 #include <pulseinfer/view/copy_list.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
@@ -25,11 +26,22 @@
 
 namespace pulseinfer {
 
-/// The host neither waits for a recall's plan nor knows it: recalls are two launches, bulk moves go to the copy engine in
-/// calls of merged runs. Any layout and alignment.
+/// What a gather_scatter_engine uses, and what it measured for that when it was bound.
+struct transfer_report {
+  std::uint32_t groups = 0;                          ///< thread groups of a gather
+  std::uint64_t copy_engine_from_bytes = 0;          ///< run from which on the copy engine moves, host to device
+  std::uint64_t copy_engine_to_host_from_bytes = 0;  ///< likewise, device to host
+  std::vector<gather_rate> gather_rates = {};        ///< empty: the groups were given, or not to be measured
+  std::vector<move_rate> move_rates = {};            ///< empty: the lengths were given, or not to be measured
+};
+
+/// The host neither waits for a recall's plan nor knows it: recalls are two launches. Bulk moves, whose plan the host has, go to
+/// the copy engine in calls of merged runs, or by a kernel where runs are short. Any layout and alignment.
 struct gather_scatter_engine {
   static constexpr plan_place plans_on = plan_place::device;
   static constexpr std::uint32_t groups_unmeasured = 8;
+  /// @source measured: benchmarks/results/h200/recall.json
+  static constexpr std::uint64_t copy_engine_unmeasured_bytes = 32768;
 
   /// Thread groups of a gather, see operation/gather_blocks.hpp. Absent: where launches are dear they are measured when it is
   /// bound (measure_gather), elsewhere `groups_unmeasured`. Give a number for set-ups that must come out alike each time.
@@ -42,13 +54,19 @@ struct gather_scatter_engine {
   /// Whether a host block that several rows of a plan hold is read once and goes to a slot of each: one launch more, for plans
   /// that may have such blocks (recall_plan_ref::may_share) and rows that are gathered together. Absent: where launches are dear.
   std::optional<bool> join_shared = {};
+  /// Mean length of merged runs from which on the copy engine moves them, in either direction; shorter ones go by move_runs. 0:
+  /// all. Absent: where launches are dear it is measured when it is bound (measure_moves), elsewhere 0. Moves within the device
+  /// always go to the copy engine, moves on a stream that is being captured never do where the backend says so (is_capturing).
+  std::optional<std::uint64_t> copy_engine_from_bytes = {};
+  /// False: what is absent is not measured but `groups_unmeasured`, `copy_engine_unmeasured_bytes` (0 where launches are cheap).
+  bool measure = true;
 
   template <class B>
   class bound {
    public:
     bound(B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
       : backend_{&backend},
-        groups_{groups_of(backend, limits, options)},
+        report_{report_of(backend, limits, options)},
         rows_per_landing_{options.rows_per_landing.value_or(prefers_few_launches<B> ? 0U : 1U)},
         max_rows_{limits.max_rows},
         merged_(options.runs_per_copy)
@@ -98,32 +116,38 @@ struct gather_scatter_engine {
       return status::ok;
     }
 
-    /// Copies the runs, neighbours merged.
-    /// @status the backend's first refusal; runs of earlier calls are enqueued then, so that all targets count as undefined
+    /// Moves the runs, neighbours merged.
+    /// @status the backend's first refusal; earlier runs may be enqueued then, so that all targets count as undefined
     status move_async(typename B::stream_ref stream, copy_list list) noexcept
     {
       std::span<copy_run const> runs{list.runs, list.count};
+      bool const captured = is_capturing(stream);
       while (!runs.empty()) {
         merge_result const done = merge_runs(runs, merged_);
         runs = runs.subspan(done.taken);
         if (done.written == 0) { break; }
-        status const result = backend_->copy(
-          stream,
-          {.runs = merged_.data(), .count = static_cast<std::uint32_t>(done.written), .direction = list.direction});
+        std::span<copy_run const> const merged{merged_.data(), done.written};
+        status const result = captured || are_short(merged, list.direction)
+          ? launch_moves(*backend_, stream, merged, list.direction, report_.groups)
+          : backend_->copy(
+              stream,
+              {.runs = merged.data(), .count = static_cast<std::uint32_t>(done.written), .direction = list.direction});
         if (result != status::ok) { return result; }
       }
       return status::ok;
     }
 
     /// Thread groups of a gather.
-    [[nodiscard]] std::uint32_t groups() const noexcept { return groups_; }
+    [[nodiscard]] std::uint32_t groups() const noexcept { return report_.groups; }
+    /// What it uses, and what it measured.
+    [[nodiscard]] transfer_report const& report() const noexcept { return report_; }
 
    private:
     /// The rows' entries, in the order of host memory and each source once where that is wanted.
     status gather(
       typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t first, std::uint32_t count) noexcept
     {
-      gather_blocks op{.plan = plan, .first_row = first, .row_count = count, .groups = groups_};
+      gather_blocks op{.plan = plan, .first_row = first, .row_count = count, .groups = report_.groups};
       status result = status::ok;
       if (plan.capacity <= ordered_entries_) {
         auto* const entries = ordered_.template as<recall_entry>();
@@ -184,19 +208,48 @@ struct gather_scatter_engine {
       }
     };
 
-    [[nodiscard]] static std::uint32_t groups_of(
-      B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
+    /// Whether the runs go by a kernel.
+    [[nodiscard]] bool are_short(std::span<copy_run const> runs, copy_direction direction) const noexcept
     {
-      if (options.groups) { return *options.groups; }
-      if constexpr (prefers_few_launches<B>) {
-        return choose_gather_groups(measure_gather(backend, limits.layout.block_bytes), groups_unmeasured);
+      if (direction == copy_direction::device_to_device) { return false; }
+      std::uint64_t const from = direction == copy_direction::host_to_device ? report_.copy_engine_from_bytes
+                                                                             : report_.copy_engine_to_host_from_bytes;
+      std::uint64_t bytes = 0;
+      for (copy_run const& run : runs) { bytes += run.bytes; }
+      return bytes / runs.size() < from;
+    }
+
+    [[nodiscard]] bool is_capturing(typename B::stream_ref stream) const noexcept
+    {
+      if constexpr (requires { backend_->is_capturing(stream); }) {
+        return backend_->is_capturing(stream);
       } else {
-        return groups_unmeasured;
+        return false;
       }
     }
 
+    [[nodiscard]] static transfer_report report_of(
+      B& backend, transfer_limits const& limits, gather_scatter_engine const& options)
+    {
+      bool const measures = options.measure && prefers_few_launches<B>;
+      transfer_report report;
+      if (measures && !options.groups) { report.gather_rates = measure_gather(backend, limits.layout.block_bytes); }
+      report.groups = options.groups.value_or(choose_gather_groups(report.gather_rates, groups_unmeasured));
+      if (measures && !options.copy_engine_from_bytes) {
+        report.move_rates = measure_moves(backend, report.groups, options.runs_per_copy);
+      }
+      std::uint64_t const unmeasured = prefers_few_launches<B> ? copy_engine_unmeasured_bytes : 0;
+      auto const from = [&](copy_direction direction) {
+        return options.copy_engine_from_bytes.value_or(
+          choose_copy_engine_from(report.move_rates, direction, unmeasured));
+      };
+      report.copy_engine_from_bytes = from(copy_direction::host_to_device);
+      report.copy_engine_to_host_from_bytes = from(copy_direction::device_to_host);
+      return report;
+    }
+
     B* backend_;
-    std::uint32_t groups_;
+    transfer_report report_;
     std::uint32_t rows_per_landing_;
     std::uint32_t max_rows_;
     std::vector<copy_run> merged_;       // [runs_per_copy]

@@ -9,6 +9,7 @@
 #include <pulseinfer/backend/cuda/kernel/gather_blocks.cuh>
 #include <pulseinfer/backend/cuda/kernel/join_entries.cuh>
 #include <pulseinfer/backend/cuda/kernel/land_rows.cuh>
+#include <pulseinfer/backend/cuda/kernel/move_runs.cuh>
 #include <pulseinfer/backend/cuda/kernel/order_entries.cuh>
 #include <pulseinfer/backend/cuda/kernel/paged_attention.cuh>
 #include <pulseinfer/backend/cuda/kernel/plan_recall.cuh>
@@ -193,6 +194,14 @@ class cuda_backend {
     std::shared_lock const lock{regions_mutex_};
     detail::copy_result const result = detail::copy_runs(stream, runs, regions_);
     return errors_.note(result.call, result.code, status::transfer_failed, nullptr, &stream.stream);
+  }
+
+  /// Whether calls on the stream become nodes of a graph.
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept
+  {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    return valid(stream) && cudaStreamIsCapturing(stream.stream, &capture) == cudaSuccess &&
+      capture != cudaStreamCaptureStatusNone;
   }
 
   // Events ------------------------------------------------------------------------------------------------------------
