@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <unistd.h>
@@ -29,6 +30,12 @@ static_assert(backend<checked<cuda_backend>> && backend<traced<cuda_backend>>);
 static_assert(std::is_convertible_v<cudaStream_t, cuda_stream_ref>);
 static_assert(std::is_convertible_v<::cuda::stream_ref, cuda_stream_ref>);
 static_assert(!std::is_convertible_v<std::nullptr_t, cuda_stream_ref>);
+static_assert(std::is_convertible_v<std::unique_ptr<CUstream_st>, cuda_stream_ref>);  // owners, by get()
+struct owner_that_converts {
+  operator cudaStream_t() const noexcept { return cudaStreamPerThread; }
+};
+static_assert(std::is_convertible_v<owner_that_converts, cuda_stream_ref>);
+static_assert(!std::is_convertible_v<int, cuda_stream_ref> && !std::is_convertible_v<void*, cuda_stream_ref>);
 
 namespace pulseinfer_test {
 

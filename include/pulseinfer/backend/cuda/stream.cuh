@@ -34,6 +34,12 @@ struct cuda_stream_ref {
     }
   cuda_stream_ref(Stream const& lent) noexcept : cuda_stream_ref{lent.get()}
   {}
+  /// From owners and views of other libraries that convert to a cudaStream_t.
+  template <class Stream>
+    requires std::is_class_v<Stream> && std::is_convertible_v<Stream const&, cudaStream_t> &&
+    (!requires(Stream const& lent) { lent.get(); })
+  cuda_stream_ref(Stream const& lent) noexcept : cuda_stream_ref{static_cast<cudaStream_t>(lent)}
+  {}
 
   cuda_stream_ref(cudaStream_t made, std::uint32_t at, std::uint32_t number) noexcept
     : stream{made}, index{at}, generation{number}
