@@ -114,6 +114,7 @@
 #include <pulseinfer/operation/vote_blocks.hpp>
 
 #include <pulseinfer/backend/checked.hpp>
+#include <pulseinfer/backend/growing_memory.hpp>
 #include <pulseinfer/backend/handle_table.hpp>
 #include <pulseinfer/backend/host_function.hpp>
 #include <pulseinfer/backend/host_memory.hpp>
@@ -144,6 +145,7 @@
 #include <pulseinfer/store/device_table.hpp>
 #include <pulseinfer/store/digest_store.hpp>
 #include <pulseinfer/store/free_list.hpp>
+#include <pulseinfer/store/growing_slab.hpp>
 #include <pulseinfer/store/host_store.hpp>
 #include <pulseinfer/store/set_up_copy.hpp>
 #include <pulseinfer/store/set_up_work.hpp>

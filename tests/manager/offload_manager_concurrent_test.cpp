@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 #include <support/manager/rig.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -90,5 +92,86 @@ TEST_SUITE("manager")
       CHECK(recalled > 0);
       r.close_all();
     }
+  }
+
+  TEST_CASE(
+    "a store that grows on a thread of its own lets rows decode meanwhile, and takes in those that waited for it")
+  {
+    rig_options options = options_of(4, 1, 1);
+    options.manager.host_blocks = 30;  // one sequence of 28 blocks
+    options.manager.max_host_blocks = 150000;
+    rig<hits_manager> r{options, {.budget_tokens = 24, .sink_tokens = 4, .recent_tokens = 4, .dense_tokens = 24}};
+    std::uint64_t sequences = 0;
+    std::vector<row_id> rows;
+    std::uint32_t turned_away = 0;
+    for (std::uint32_t step = 0; step < 60; ++step) {
+      row_id row{};
+      if (r.kv.open({.prompt_tokens = 16, .max_tokens = 112}, row) == admission::admitted) {
+        r.engine.assign(row, ++sequences);
+        r.engine.prefill(row, 16, 16);
+        rows.push_back(row);
+      } else {
+        ++turned_away;
+      }
+      if (step == 5) {
+        CHECK(rows.size() == 1);
+        REQUIRE(r.kv.grow_host_store(149000) == status::ok);
+        CHECK(r.kv.grow_host_store(1) == status::busy);
+      }
+      std::vector<step_row> batch;
+      for (row_id const each : rows) { batch.push_back({.row = each}); }
+      REQUIRE(r.engine.step(batch) == status::ok);
+      REQUIRE(r.engine.fault() == "");
+    }
+    while (r.kv.store().growth().under_way) {
+      REQUIRE(r.kv.begin_step({}) == status::ok);
+      REQUIRE(r.kv.commit({}) == status::ok);
+    }
+    CHECK(r.kv.store().growth_refusal() == "");
+    CHECK(r.kv.store().blocks() == 149030);
+    CHECK(turned_away >= 5);
+    row_id late{};
+    if (rows.size() < row_count) {
+      REQUIRE(r.kv.open({.prompt_tokens = 16, .max_tokens = 112}, late) == admission::admitted);
+      REQUIRE(r.kv.close(late) == status::ok);
+    }
+    CHECK(r.kv.audit() == "");
+    r.close_all();
+  }
+
+  TEST_CASE("law 12: blocks that come to be while others are written and read hold what is written to them")
+  {
+    cpu_backend backend;
+    block_layout layout;
+    layout.block_bytes = 65536;
+    layout.alignment = 16;
+    for (bool const ends_early : {false, true}) {
+      host_store<cpu_backend> store{
+        backend, 2, 1, layout, {.blocks = 16, .most_blocks = 512, .growth_chunk_bytes = std::uint64_t{2} << 20U}};
+      std::vector<host_block_id> held;
+      REQUIRE(store.grow(496) == status::ok);
+      bool growing = true;
+      while (growing) {
+        growing = store.growth().under_way && !(ends_early && held.size() > 40);
+        static_cast<void>(store.adopt_growth());
+        for (host_block_id block = store.acquire(); !is_none(block); block = store.acquire()) {
+          for (std::uint32_t l = 0; l < 2; ++l) {
+            std::byte* const at = store.ref().address(static_cast<layer_id>(l), 0, block);
+            std::fill_n(at, layout.block_bytes, static_cast<std::byte>(to_index(block) * 2 + l));
+          }
+          held.push_back(block);
+        }
+        for (host_block_id const block : held) {
+          for (std::uint32_t l = 0; l < 2; ++l) {
+            std::byte const* const at = store.ref().address(static_cast<layer_id>(l), 0, block);
+            auto const wanted = static_cast<std::byte>(to_index(block) * 2 + l);
+            REQUIRE((at[0] == wanted && at[layout.block_bytes - 1] == wanted));
+          }
+        }
+      }
+      CHECK((ends_early || held.size() == 512));
+      CHECK(store.audit() == "");
+    }
+    CHECK(backend.pinned_bytes() == 0);
   }
 }

@@ -131,6 +131,63 @@ TEST_SUITE("manager")
     CHECK(run_with_prefetch(r) == 0);
   }
 
+  TEST_CASE("no more than 512 KiB travel in the background, of however many rows, and every row has its turn")
+  {
+    // Blocks of 200 KB: two of them fit, and none of 600 KB.
+    for (std::uint32_t const state_bytes : {200000U, 600000U}) {
+      rig<hits_manager> r{
+        {.geometry =
+           {.layers = 2,
+            .query_heads = 2,
+            .kv_heads = 2,
+            .head_dim = 4,
+            .block_tokens = 4,
+            .extra_planes = {{.name = "state", .bytes_per_token = 0, .bytes_per_block = state_bytes}}},
+         .manager = {.max_rows = 5, .max_tokens = 80, .max_prefill_tokens = 8, .quota_tokens = 48},
+         .cpu = {.mode = cpu_mode::manual},
+         .per_row = 8},
+        six_blocks};
+      std::vector<step_row> rows;
+      for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+        rows.push_back({.row = r.open(seed, 50, 80)});
+        rows.back().token_offset = static_cast<std::uint32_t>(to_index(rows.back().row)) * 8;
+        r.engine.prefill(rows.back().row, 50, 8);
+      }
+      r.kv.finish_sample();
+      std::vector<std::uint32_t> brought(5, 0);
+      for (int step = 0; step < 24; ++step) {
+        REQUIRE(r.kv.begin_step(rows) == status::ok);
+        for (step_row const& each : rows) {
+          auto& state = r.engine.row(each.row);
+          state.begin = r.kv.tokens_of(each.row);
+          state.count = 1;
+          ++state.version[state.begin];
+        }
+        for (std::uint32_t l = 0; l < 2; ++l) {
+          auto const layer = static_cast<layer_id>(l);
+          REQUIRE(r.backend.synchronize(r.stream) == status::ok);
+          r.engine.fill(layer, r.kv.rows());
+          REQUIRE(r.kv.append(layer, r.kv.rows(), r.engine.key_view(), r.engine.value_view()) == status::ok);
+          if (l == 1) { REQUIRE(r.kv.prefetch(layer, r.kv.rows(), r.engine.query_view()) == status::ok); }
+          ticket given;
+          REQUIRE(r.kv.begin_recall(layer, r.kv.rows(), r.engine.query_view(), r.stream, given) == status::ok);
+          REQUIRE(r.kv.wait_on(given, r.stream) == status::ok);
+          REQUIRE(r.backend.synchronize(r.stream) == status::ok);
+        }
+        std::vector<commit_row> kept;
+        for (step_row const& each : rows) { kept.push_back({.row = each.row}); }
+        REQUIRE(r.kv.commit(kept) == status::ok);
+        REQUIRE(r.kv.drain(no_deadline) == status::ok);
+        std::uint64_t const blocks = r.kv.finish_sample().background_blocks;
+        CHECK(blocks * r.kv.layout().block_bytes <= (std::uint64_t{512} << 10U));
+        brought[static_cast<std::size_t>(step) % 3] += static_cast<std::uint32_t>(blocks);
+      }
+      // Five rows take three turns: two, two and one.
+      for (std::size_t turn = 0; turn < 3; ++turn) { CHECK((brought[turn] > 0) == (state_bytes == 200000)); }
+      r.close_all();
+    }
+  }
+
   TEST_CASE("a block that is on its way when it is selected is waited for, and is no miss")
   {
     std::uint64_t misses_before = 0, misses = 0, waited = 0, brought = 0;

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -93,6 +94,29 @@ TEST_SUITE("store")
     CHECK(given.size() == 4);
     CHECK(list.acquire() == none<host_block_id>);
     CHECK(list.audit().empty());
+  }
+
+  TEST_CASE("a free list is extended by free ids, from any size to any other")
+  {
+    for (std::uint32_t const begin : {0U, 1U, 63U, 64U, 65U, 200U}) {
+      for (std::uint32_t const step : {0U, 1U, 63U, 64U, 130U}) {
+        free_list<host_block_id> list{begin, 600};
+        std::uint32_t taken = 0;
+        for (std::uint32_t size = begin; size <= 600; size += std::max(step, 200U)) {
+          list.extend(size);
+          list.extend(size / 2);  // never shrinks
+          CHECK(list.size() == size);
+          while (list.free_count() > 0) {
+            REQUIRE(list.acquire() == id(static_cast<std::int32_t>(taken)));
+            ++taken;
+          }
+          CHECK(taken == size);
+          CHECK_FALSE(list.contains(id(static_cast<std::int32_t>(size))));
+          CHECK(is_none(list.acquire()));
+          CHECK(list.audit() == "");
+        }
+      }
+    }
   }
 
   TEST_CASE("a full free list finds what comes back, wherever it lies")

@@ -1,3 +1,4 @@
+#include <pulseinfer/backend/cpu/cpu_backend.hpp>
 #include <pulseinfer/store/host_store.hpp>
 
 #include <doctest/doctest.h>
@@ -382,5 +383,109 @@ TEST_SUITE("store")
     }
     for (host_block_id const block : references) { REQUIRE(store.release(block) == status::ok); }
     CHECK(store.counts().free == 4);
+  }
+
+  TEST_CASE("law 12: a store that grows keeps its blocks where they are, and takes memory by what it has grown to")
+  {
+    constexpr std::uint64_t bytes = 65536, mib = std::uint64_t{1} << 20U;
+    cpu_backend backend;
+    {
+      host_store<cpu_backend> store{
+        backend, 2, 2, layout_of(bytes), {.blocks = 40, .most_blocks = 300, .growth_chunk_bytes = 4 * mib}};
+      CHECK(store.blocks() == 40);
+      CHECK(store.most_blocks() == 300);
+      CHECK(backend.pinned_bytes() == 4 * 4 * mib + 4 * sizeof(std::byte*));  // 2.5 MiB of each slab, in whole pages
+      CHECK(store.allocated_bytes() == backend.pinned_bytes());
+      auto const fill = [&](std::uint32_t first, std::uint32_t last) {
+        for (std::uint32_t b = first; b < last; ++b) {
+          for (std::uint32_t slab = 0; slab < 4; ++slab) {
+            std::memset(
+              store.ref().address(
+                layer(static_cast<std::int32_t>(slab / 2)), slab % 2, id(static_cast<std::int32_t>(b))),
+              static_cast<int>(b * 4 + slab) % 251, bytes);
+          }
+        }
+      };
+      auto const holds = [&](std::uint32_t last) {
+        bool right = true;
+        for (std::uint32_t b = 0; b < last; ++b) {
+          for (std::uint32_t slab = 0; slab < 4; ++slab) {
+            std::byte const* const at = store.ref().address(
+              layer(static_cast<std::int32_t>(slab / 2)), slab % 2, id(static_cast<std::int32_t>(b)));
+            auto const want = static_cast<std::byte>((b * 4 + slab) % 251);
+            right = right && at[0] == want && at[bytes - 1] == want;
+          }
+        }
+        return right;
+      };
+      auto const finish = [&] {
+        while (store.growth().under_way) { static_cast<void>(store.adopt_growth()); }
+      };
+      fill(0, 40);
+      for (std::uint32_t b = 0; b < 40; ++b) { REQUIRE(store.acquire() == id(static_cast<std::int32_t>(b))); }
+      CHECK(is_none(store.acquire()));
+      CHECK(store.grow(261) == status::capacity_exceeded);
+      REQUIRE(store.grow(8) == status::ok);  // there is memory for them
+      CHECK(store.grow(1) == status::busy);
+      finish();
+      CHECK(store.blocks() == 48);
+      CHECK(store.available() == 8);
+      CHECK(backend.pinned_bytes() == 4 * 4 * mib + 4 * sizeof(std::byte*));
+      REQUIRE(store.grow(252) == status::ok);
+      finish();
+      CHECK(store.growth_refusal() == "");
+      CHECK(store.growth().longest_chunk > nanoseconds{0});
+      CHECK(store.blocks() == 300);
+      CHECK(backend.pinned_bytes() == 4 * 20 * mib + 4 * sizeof(std::byte*));
+      for (std::uint32_t b = 40; b < 300; ++b) { REQUIRE(store.acquire() == id(static_cast<std::int32_t>(b))); }
+      fill(40, 300);
+      CHECK(holds(300));
+      CHECK(store.grow(1) == status::capacity_exceeded);
+      CHECK(store.audit() == "");
+    }
+    CHECK(backend.pinned_bytes() == 0);
+  }
+
+  TEST_CASE(
+    "a growth that is refused says why, leaves the store as it was, and goes on where it stopped when asked again")
+  {
+    constexpr std::uint64_t bytes = 65536, mib = std::uint64_t{1} << 20U;
+    // Room for 3 of the 4 pieces of 2 MiB, beside 4 MiB that are there.
+    cpu_backend backend{{.memory = {.pinned_bytes = 10 * mib + 512}}};
+    host_store<cpu_backend> store{
+      backend, 2, 1, layout_of(bytes), {.blocks = 32, .most_blocks = 96, .growth_chunk_bytes = 2 * mib}};
+    auto const grow = [&](std::uint32_t blocks) {
+      REQUIRE(store.grow(blocks) == status::ok);
+      while (store.growth().under_way) { static_cast<void>(store.adopt_growth()); }
+    };
+    grow(64);
+    CHECK(store.growth_refusal().find("2097152 B asked for") != std::string::npos);
+    CHECK(store.blocks() == 64);  // one piece of each slab
+    std::uint64_t const held = backend.pinned_bytes();
+    grow(32);
+    CHECK_FALSE(store.growth_refusal().empty());
+    CHECK(store.blocks() == 64);
+    CHECK(backend.pinned_bytes() == held);  // what there was of the second piece is not taken twice
+    CHECK(store.audit() == "");
+  }
+
+  TEST_CASE("stores that can't grow say so, where they are made and where they are asked")
+  {
+    cpu_backend backend;
+    host_store<cpu_backend> fixed{backend, 1, 1, layout_of(64), {.blocks = 4}};
+    CHECK(fixed.grow(1) == status::invalid_state);
+    CHECK_FALSE(fixed.adopt_growth());
+    immediate_backend none_grows;
+    CHECK(text_of([&] {
+            host_store<immediate_backend>{none_grows, 1, 1, layout_of(64), {.blocks = 4, .most_blocks = 8}};
+          }).find("whose pinned memory does not") != std::string::npos);
+    CHECK(none_grows.allocated == 0);
+    CHECK(text_of([&] {
+            host_store<cpu_backend>{
+              backend, 1, 1, layout_of(64), {.blocks = 4, .most_blocks = 8, .growth_chunk_bytes = 96U << 20U}};
+          }).find("growth_chunk_bytes 100663296") != std::string::npos);
+    CHECK(text_of([&] {
+            host_store<cpu_backend>{backend, 1, 1, layout_of(64), {.blocks = 4, .limit_bytes = 500, .most_blocks = 8}};
+          }).find("exceed the limit of 500 B") != std::string::npos);
   }
 }

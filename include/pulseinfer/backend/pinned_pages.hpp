@@ -147,6 +147,28 @@ struct touched_part {
   }
 };
 
+inline constexpr std::size_t most_touching_threads = 16;
+
+/// Writes to every page, from several threads.   @param bytes whole huge pages   @param most threads, 1 to most_touching_threads
+inline void touch_pages(std::byte* memory, std::size_t bytes, std::size_t most) noexcept
+{
+  long const processors = sysconf(_SC_NPROCESSORS_ONLN);
+  std::size_t const pages = bytes / huge_page_bytes;
+  std::size_t const count = std::min({pages, most, static_cast<std::size_t>(std::max(1L, processors))});
+  touched_part parts[most_touching_threads];
+  pthread_t threads[most_touching_threads];
+  std::size_t started = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    parts[i] = {memory + pages * i / count * huge_page_bytes, memory + pages * (i + 1) / count * huge_page_bytes};
+    if (i + 1 == count || pthread_create(&threads[started], nullptr, &touched_part::touch, &parts[i]) != 0) {
+      touched_part::touch(&parts[i]);
+    } else {
+      ++started;
+    }
+  }
+  for (std::size_t i = 0; i < started; ++i) { static_cast<void>(pthread_join(threads[i], nullptr)); }
+}
+
 /// Maps memory on huge pages where the system has them, and writes to every page from several threads, so that pages exist
 /// before they are pinned: much faster than letting a driver make them one by one. They lie on the node that is asked for, else
 /// near the threads that touch them.
@@ -168,22 +190,7 @@ template <page_placer Placer>
   static_cast<void>(madvise(memory, wanted, MADV_HUGEPAGE));
   placed = place_pages(placer, memory, wanted, node, may_spill);
 
-  constexpr std::size_t most = 16;
-  long const processors = sysconf(_SC_NPROCESSORS_ONLN);
-  std::size_t const pages = wanted / huge_page_bytes;
-  std::size_t const count = std::min({pages, most, static_cast<std::size_t>(std::max(1L, processors))});
-  touched_part parts[most];
-  pthread_t threads[most];
-  std::size_t started = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    parts[i] = {memory + pages * i / count * huge_page_bytes, memory + pages * (i + 1) / count * huge_page_bytes};
-    if (i + 1 == count || pthread_create(&threads[started], nullptr, &touched_part::touch, &parts[i]) != 0) {
-      touched_part::touch(&parts[i]);
-    } else {
-      ++started;
-    }
-  }
-  for (std::size_t i = 0; i < started; ++i) { static_cast<void>(pthread_join(threads[i], nullptr)); }
+  touch_pages(memory, wanted, most_touching_threads);
   return memory;
 }
 

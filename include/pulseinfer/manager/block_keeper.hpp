@@ -114,8 +114,8 @@ class block_keeper {
         options.wait_limit},
       sums_{
         backend, memory_space::pinned,
-        options.verify ? std::uint64_t{geometry.layers} * geometry.head_groups * store_.blocks() * layout.plane_count *
-            sizeof(std::uint32_t)
+        options.verify ? std::uint64_t{geometry.layers} * geometry.head_groups * store_.most_blocks() *
+            layout.plane_count * sizeof(std::uint32_t)
                        : 0},
       writes_{
         backend, write_batches, write_blocks(options, budget), geometry.layers * geometry.head_groups,
@@ -572,6 +572,9 @@ class block_keeper {
   }
   [[nodiscard]] slot_pool<B> const& pool() const noexcept { return pool_; }
   [[nodiscard]] host_store<B> const& store() const noexcept { return store_; }
+  /// See host_store::grow and adopt_growth.
+  status grow_host_store(std::uint32_t blocks) noexcept { return store_.grow(blocks); }
+  void adopt_growth() noexcept { static_cast<void>(store_.adopt_growth()); }
   [[nodiscard]] digest_store<B> const& digests() const noexcept { return digests_; }
   /// Checksums of what was written back; not enabled without options.verify.
   [[nodiscard]] checksum_ref checksums() const noexcept
@@ -580,7 +583,7 @@ class block_keeper {
     return {
       .sums = sums_.template as<std::uint32_t>(),
       .head_groups = geometry_.head_groups,
-      .blocks = store_.blocks(),
+      .blocks = store_.most_blocks(),
       .layout = layout_};
   }
   [[nodiscard]] lease_book& leases() noexcept { return leases_; }
@@ -678,7 +681,10 @@ class block_keeper {
         std::to_string(options.host_blocks) + " host blocks; the shortest sequence that offloads, of " +
         std::to_string(budget.dense_tokens + 1) + " tokens, has " + std::to_string(least)};
     }
-    return {.blocks = options.host_blocks == 0 ? all : options.host_blocks, .limit_bytes = options.host_limit_bytes};
+    return {
+      .blocks = options.host_blocks == 0 ? all : options.host_blocks,
+      .limit_bytes = options.host_limit_bytes,
+      .most_blocks = options.max_host_blocks};
   }
 
   [[nodiscard]] static slot_pool_options pool_options(

@@ -197,6 +197,7 @@ class offload_manager {
   [[nodiscard]] admission open(sequence_options const& asked, row_id& row) noexcept
   {
     row = none<row_id>;
+    keeper_.adopt_growth();
     admission said = admission::admitted;
     sequence_options const request = placed(asked);
     row_id const place = place_for(request, said);
@@ -418,6 +419,7 @@ class offload_manager {
     retire();
     if (status const sound = check_step(rows); sound != status::ok) { return sound; }
     if (queue_.lost()) { return status::device_lost; }
+    keeper_.adopt_growth();
     // What a step before could not tell the device comes first.
     if (status const told = keeper_.flush(); told != status::ok) { return noted(told); }
     streams_.end();
@@ -545,8 +547,8 @@ class offload_manager {
   /// step_sample::background_blocks. Rows and layers without offloaded blocks are passed over.
   ///
   /// Demand goes first: background recalls travel behind the demand recalls begun before them, one at a time, at most
-  /// `recall_driver::max_background_bytes` (of each row at least one block) and so many that every lane keeps slots for a
-  /// whole selection; where `quota_tokens` leaves none, nothing travels.
+  /// `recall_driver::max_background_bytes` and so many that every lane keeps slots for a whole selection; where `quota_tokens`
+  /// leaves none, nothing travels. Of more rows than one block of each lane fits for, some travel, call by call others.
   /// @param queries [tokens, query_heads, head_dim], places as in the step's tensors
   /// @status out_of_range, invalid_argument, invalid_state as `begin_recall`; busy: the background recall before is still
   ///         under way. Nothing is enqueued in these cases
@@ -556,9 +558,11 @@ class offload_manager {
     tensor_view const view = tensor_traits<Queries>::view(queries);
     if (!has_layer(layer)) { return status::out_of_range; }
     if (status const sound = check_rows(rows, view); sound != status::ok) { return sound; }
-    row_list const travelling = sublist(rows, [&](row_id row) { return travels(row, layer); });
-    if (travelling.count == 0 || recalls_.background_blocks(travelling.count) == 0) { return status::ok; }
-    if (travelling.ids == nullptr || recalls_.background_flies()) { return status::busy; }
+    row_list const asking = sublist(rows, [&](row_id row) { return travels(row, layer); });
+    if (asking.count == 0 || recalls_.background_rows() == 0) { return status::ok; }
+    if (asking.ids == nullptr || recalls_.background_flies()) { return status::busy; }
+    row_list const travelling = recalls_.background_turn(asking);
+    if (recalls_.background_blocks(travelling.count) == 0) { return status::ok; }
     ticket given;
     if (status const got = recalls_.take(given); got != status::ok) { return got; }
     select_request request = selection_of(layer, travelling, view);
@@ -822,6 +826,17 @@ class offload_manager {
       .host_bytes = (std::uint64_t{host.held} + host.in_flight) * slabs * layout_.block_bytes};
   }
   void reset_peak() noexcept { keeper_.reset_slots_peak(); }
+
+  /// Begins to make `blocks` more blocks of the host store, on a thread of the store's own; steps go on meanwhile. begin_step and
+  /// open take over what has been made: `store().growth()` tells how many there are, `store().growth_refusal()` why a growth
+  /// ended early.
+  /// @status invalid_state without options.max_host_blocks; capacity_exceeded past them; busy while a growth is under way;
+  ///         resource_exhausted where the system has no thread
+  status grow_host_store(std::uint32_t blocks) noexcept
+  {
+    keeper_.adopt_growth();
+    return keeper_.grow_host_store(blocks);
+  }
 
   /// Recounts the host's books. While copies that a call gave up are under way, what the call had taken is between two states
   /// and nothing is counted. @return what is wrong, empty where nothing is

@@ -28,6 +28,7 @@ struct manager_options {
   std::uint64_t slot_stride = 0;            ///< bytes from slot to slot of lent pools; 0: the block's bytes
   std::uint64_t write_back_below = 0;  ///< rows that keep their blocks are written back too while fewer slots are free
   std::uint64_t host_blocks = 0;       ///< blocks of the host store; 0: every row at its longest
+  std::uint64_t max_host_blocks = 0;  ///< blocks that the host store may grow to (grow_host_store); 0: it does not grow
   std::uint64_t host_limit_bytes = 0;  ///< refuse a host store above this; 0: no limit
   std::uint32_t recalls = 0;           ///< recalls under way at once; 0: rows + 16
   std::uint32_t captured_steps = 0;    ///< steps that are captured as graphs at once; each has a plan for every layer

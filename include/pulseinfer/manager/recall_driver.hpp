@@ -76,7 +76,7 @@ class recall_driver {
       background_missed_(std::size_t{options.max_rows} * geometry.layers, 0),
       traffic_(geometry.layers),
       joined_{backend},
-      seen_(keeper.store().blocks(), 0)
+      seen_(keeper.store().most_blocks(), 0)
   {
     captured_lists_ = slab<B>{
       backend, memory_space::pinned,
@@ -176,7 +176,7 @@ class recall_driver {
     if (result == status::ok) { result = launch_plan(r, stream); }
     if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
     if (result == status::ok) { result = backend_->wait(copies_.get(), r.planned_event); }
-    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), plan_of(r), landed_of(r)); }
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), captured_plan_of(r), landed_of(r)); }
     // The event that says so to the host is recorded behind each replay: an event of a capture can't be asked.
     if (result == status::ok) { result = backend_->record(copies_.get(), r.planned_event); }
     return result;
@@ -219,15 +219,29 @@ class recall_driver {
 
   // -- background
 
+  /// Most rows that one background recall may bring a block of each lane for; 0 where those of one row are too many bytes.
+  [[nodiscard]] std::uint32_t background_rows() const noexcept
+  {
+    return static_cast<std::uint32_t>(max_background_bytes / (std::uint64_t{head_groups_} * layout_.block_bytes));
+  }
+  /// The rows among `rows` whose turn it is to travel in the background, neighbours in the list.
+  [[nodiscard]] row_list background_turn(row_list rows) noexcept
+  {
+    std::uint32_t const most = background_rows();
+    if (rows.count <= most || most == 0) { return {.ids = rows.ids, .count = most == 0 ? 0 : rows.count}; }
+    std::uint32_t const first = background_turns_++ % divide_up(rows.count, most) * most;
+    return {.ids = rows.ids + first, .count = std::min(most, rows.count - first)};
+  }
+
   /// Most blocks of a lane that one background recall of `rows` rows may bring: with all of them under way a demand still
-  /// finds slots for a whole selection, and copies before it on the link are short.
+  /// finds slots for a whole selection, and copies before it on the link are short.   @pre rows <= background_rows()
   [[nodiscard]] std::uint32_t background_blocks(std::uint32_t rows) const noexcept
   {
     std::uint32_t const slots = keeper_->least_lease() + 1;
     std::uint32_t const left = slots - std::min(slots, budget_blocks_);
     std::uint64_t const lanes = std::uint64_t{rows} * head_groups_;
     std::uint64_t const blocks = max_background_bytes / layout_.block_bytes;
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(left, std::max(blocks / lanes, std::uint64_t{1})));
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(left, blocks / lanes));
   }
 
   /// Whether the last background recall is still under way. They go one at a time.
@@ -569,15 +583,17 @@ class recall_driver {
     return mailbox_.template as<row_mailbox>() + first;
   }
 
-  /// Whether rows of the recall hold host blocks together. They come to do so with all blocks before, so the first one tells.
-  [[nodiscard]] bool rows_share(recall<B> const& r) noexcept
+  /// Whether two of `count` rows, row_at(0) .. row_at(count - 1), hold host blocks together. They come to do so with all blocks
+  /// before, so the first one tells.
+  template <class RowAt>
+  [[nodiscard]] bool rows_share(std::uint32_t count, RowAt row_at) noexcept
   {
     if (++looked_ == 0) {
       std::fill(seen_.begin(), seen_.end(), 0U);
       looked_ = 1;
     }
-    for (std::uint32_t place = 0; r.row_count > 1 && place < r.row_count; ++place) {
-      sequence_state const& sequence = keeper_->sequences()[r.rows[place]];
+    for (std::uint32_t i = 0; count > 1 && i < count; ++i) {
+      sequence_state const& sequence = keeper_->sequences()[row_at(i)];
       host_block_id const first = sequence.host_blocks.empty() ? none<host_block_id> : sequence.host_blocks[0];
       if (is_none(first) || keeper_->store().references(first) < 2) { continue; }
       if (std::exchange(seen_[to_index(first)], looked_) == looked_) { return true; }
@@ -599,7 +615,15 @@ class recall_driver {
       .block_bytes = layout_.block_bytes,
       .capacity = r.row_count * head_groups_ * budget_blocks_,
       .priority = r.priority,
-      .may_share = rows_share(r)};
+      .may_share = rows_share(r.row_count, [&](std::uint32_t place) { return r.rows[place]; })};
+  }
+  /// Of a captured step's recall: any rows may stand in it at a replay.
+  [[nodiscard]] recall_plan_ref captured_plan_of(recall<B> const& r) noexcept
+  {
+    recall_plan_ref plan = plan_of(r);
+    auto const rows = static_cast<std::uint32_t>(numbers_.size());
+    plan.may_share = rows_share(rows, [](std::uint32_t row) { return static_cast<row_id>(row); });
+    return plan;
   }
 
   [[nodiscard]] landed_ref landed_of(recall<B> const& r) const noexcept
@@ -721,6 +745,7 @@ class recall_driver {
   std::vector<std::uint8_t> background_missed_;  // [max_rows, layers] 1: blocks did not arrive, nobody dealt with it
   std::vector<layer_traffic> traffic_;           // [layers]
   ticket background_ = {};
+  std::uint32_t background_turns_ = 0;
   detail::owned_event<B> joined_;
   std::vector<std::uint32_t> seen_;  // [host blocks] number of the look that met the block as a row's first
   std::uint32_t looked_ = 0;

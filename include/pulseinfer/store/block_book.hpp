@@ -6,6 +6,7 @@
 #include <pulseinfer/store/free_list.hpp>
 #include <pulseinfer/types.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,7 +25,13 @@ struct block_counts {
 template <strong_id Id>
 class block_book {
  public:
-  explicit block_book(std::uint32_t size = 0) : free_{size}, references_(size, 0), pins_(size, 0) {}
+  /// @param most blocks that the pool may be extended to, where that is more
+  explicit block_book(std::uint32_t size = 0, std::uint32_t most = 0)
+    : free_{size, most}, references_(std::max(size, most), 0), pins_(std::max(size, most), 0)
+  {}
+
+  /// Blocks from size() up to below `size` come to be, free.   @pre at most as many as it was made for
+  void extend(std::uint32_t size) noexcept { free_.extend(size); }
 
   /// Takes a block that nobody has reserved, with one reference; see free_list::acquire for `hint` and `run`.
   /// @return none where there is none
@@ -158,8 +165,8 @@ class block_book {
   }
 
   free_list<Id> free_;
-  std::vector<std::uint32_t> references_;  // [size]
-  std::vector<std::uint32_t> pins_;        // [size]
+  std::vector<std::uint32_t> references_;  // [most]
+  std::vector<std::uint32_t> pins_;        // [most]
   std::uint32_t reserved_ = 0;             // never more than are free
   std::uint32_t in_flight_ = 0;
   Id refused_ = none<Id>;

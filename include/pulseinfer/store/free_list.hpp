@@ -17,10 +17,22 @@ namespace pulseinfer {
 template <strong_id Id>
 class free_list {
  public:
-  explicit free_list(std::uint32_t size = 0)
-    : words_(divide_up(std::uint64_t{size}, bits), ~std::uint64_t{0}), size_{size}, free_{size}
+  /// @param most ids that it may be extended to, where that is more
+  explicit free_list(std::uint32_t size = 0, std::uint32_t most = 0)
+    : words_(divide_up(std::uint64_t{std::max(size, most)}, bits), 0)
   {
-    if (size % bits != 0) { words_.back() = (std::uint64_t{1} << (size % bits)) - 1; }
+    extend(size);
+  }
+
+  /// Ids from size() up to below `size` come to be, free.   @pre at most as many as it was made for
+  void extend(std::uint32_t size) noexcept
+  {
+    if (size <= size_) { return; }
+    first_word_ = std::min(first_word_, size_ / bits);
+    free_ += size - size_;
+    for (; size_ < size && size_ % bits != 0; ++size_) { words_[size_ / bits] |= bit(size_); }
+    for (; size_ + bits <= size; size_ += bits) { words_[size_ / bits] = ~std::uint64_t{0}; }
+    for (; size_ < size; ++size_) { words_[size_ / bits] |= bit(size_); }
   }
 
   /// Takes `hint` where it is free, else the first id of the lowest run of at least `run` free ids, else of the longest

@@ -3,6 +3,7 @@
 /// Runs operations on the host. Both memory spaces are host memory.
 
 #include <pulseinfer/backend/cpu/options.hpp>
+#include <pulseinfer/backend/growing_memory.hpp>
 #include <pulseinfer/backend/handle_table.hpp>
 #include <pulseinfer/backend/host_memory.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
@@ -209,6 +210,22 @@ class cpu_backend {
   void deallocate(memory_space space, void* pointer, std::size_t bytes) noexcept
   {
     detail::deallocate_host_memory(ledger_, space, pointer, bytes);
+  }
+
+  /// Addresses without memory, see growing_slab.   @throws resource_error
+  [[nodiscard]] void* reserve_pinned(std::size_t bytes) { return growing_.reserve(bytes); }
+  /// @thread_safety any thread   @throws resource_error past the ledger's limit
+  [[nodiscard]] std::string add_pinned(void* begin, std::size_t bytes, std::size_t threads)
+  {
+    detail::no_registrar nobody;
+    detail::system_page_placer placer;
+    return growing_.add(
+      ledger_, nobody, placer, detail::unknown_node, true, bytes, static_cast<std::byte*>(begin), bytes, threads);
+  }
+  void release_pinned(void* begin) noexcept
+  {
+    detail::no_registrar nobody;
+    growing_.release(ledger_, nobody, static_cast<std::byte*>(begin));
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
@@ -538,6 +555,7 @@ class cpu_backend {
   clock::time_point start_ = clock::now();
   std::atomic<std::int64_t> manual_time_{0};
   memory_ledger ledger_;
+  detail::growing_memory growing_;
 
   mutable std::mutex mutex_;
   std::condition_variable host_;

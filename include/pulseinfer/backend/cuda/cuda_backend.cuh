@@ -23,6 +23,7 @@
 #include <pulseinfer/backend/cuda/memory.cuh>
 #include <pulseinfer/backend/cuda/options.cuh>
 #include <pulseinfer/backend/cuda/stream.cuh>
+#include <pulseinfer/backend/growing_memory.hpp>
 #include <pulseinfer/backend/handle_table.hpp>
 #include <pulseinfer/backend/host_function.hpp>
 #include <pulseinfer/backend/memory_ledger.hpp>
@@ -328,6 +329,56 @@ class cuda_backend {
     }
   }
 
+  /// Addresses without memory, see growing_slab: what is added is registered in chunks. Copies are cut at every 2 MiB of them.
+  /// @throws resource_error
+  [[nodiscard]] void* reserve_pinned(std::size_t bytes)
+  {
+    std::byte* const begin = growing_.reserve(bytes);
+    std::unique_lock const lock{regions_mutex_};
+    regions_.push_back({begin, bytes, detail::huge_page_bytes});
+    return begin;
+  }
+  /// Makes and registers a piece near the device, also while streams are captured.
+  /// @thread_safety any thread   @throws resource_error past the ledger's limit
+  [[nodiscard]] std::string add_pinned(void* begin, std::size_t bytes, std::size_t threads)
+  {
+    detail::device_guard const guard{options_.device};
+    // A capture elsewhere refuses calls of other threads that might disturb it; this one does not.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    detail::cuda_page_registrar registrar;
+    detail::system_page_placer placer;
+    std::string refusal;
+    try {
+      refusal = growing_.add(
+        ledger_, registrar, placer, detail::node_of_current_device(), options_.pinned_may_spill,
+        options_.pinned_chunk_bytes, static_cast<std::byte*>(begin), bytes, threads);
+    } catch (...) {
+      static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+      throw;
+    }
+    void* seen_by_device = nullptr;
+    if (
+      refusal.empty() &&
+      (cudaHostGetDevicePointer(&seen_by_device, begin, 0) != cudaSuccess || seen_by_device != begin)) {
+      static_cast<void>(cudaGetLastError());
+      refusal = "pinned memory has another address on the device: unified addressing is needed";
+    }
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    return refusal;
+  }
+  void release_pinned(void* begin) noexcept
+  {
+    detail::device_guard const guard{options_.device};
+    detail::cuda_page_registrar registrar;
+    auto const from = clock::now();
+    growing_.release(ledger_, registrar, static_cast<std::byte*>(begin));
+    std::unique_lock const lock{regions_mutex_};
+    static_cast<void>(
+      std::erase_if(regions_, [&](detail::chunked_region const& region) { return region.begin == begin; }));
+    teardown_ = std::chrono::duration_cast<nanoseconds>(clock::now() - from);
+  }
+
   [[nodiscard]] std::uint64_t device_bytes() const noexcept { return ledger_.used_bytes(memory_space::device); }
   [[nodiscard]] std::uint64_t device_bytes_peak() const noexcept { return ledger_.peak_bytes(memory_space::device); }
   /// The memory node on which the last large pinned memory was asked for, that of the device; -1 where it is not known.
@@ -430,6 +481,7 @@ class cuda_backend {
   cuda_options options_;
   clock::time_point start_ = clock::now();
   memory_ledger ledger_;
+  detail::growing_memory growing_;
   cuda_error_log errors_;
 
   mutable std::mutex mutex_;
