@@ -1,10 +1,12 @@
 /// How fast scattered blocks come from the host, beside one contiguous copy of as many bytes in the same run.
 
 #include "recall_store.cuh"
+#include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/replacement/lru.hpp>
+#include <pulseinfer/store/host_store.hpp>
 #include <pulseinfer/transfer/batch_copy_engine.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
@@ -16,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace pulseinfer;
@@ -38,12 +41,13 @@ void report(benchmark::State& state, std::uint64_t volume, double microseconds, 
 /// Times `move(plan)` over plans in turn, checks each plan's slots once, and reports the median.
 template <class Move>
 void measure(
-  benchmark::State& state, std::uint64_t fragment, std::uint64_t volume, bool ordered, memory_space where, Move move)
+  benchmark::State& state, std::uint64_t fragment, std::uint64_t volume, bool ordered, memory_space where, Move move,
+  std::uint32_t shared = 1)
 {
   recall_store& store = shared_store();
   std::vector<std::unique_ptr<random_plan>> plans;
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    plans.push_back(std::make_unique<random_plan>(store, fragment, volume, seed, ordered, where));
+    plans.push_back(std::make_unique<random_plan>(store, fragment, volume, seed, ordered, where, shared));
   }
   for (auto const& plan : plans) {
     store.poison();
@@ -102,12 +106,50 @@ void order_and_gather(benchmark::State& state, std::uint32_t groups, std::uint64
   });
 }
 
+/// Blocks that `shared` rows want each, as they are or each read once.
+void shared_gather(
+  benchmark::State& state, std::uint32_t groups, std::uint64_t fragment, std::uint64_t volume, std::uint32_t shared,
+  bool joined)
+{
+  recall_store& store = shared_store();
+  auto const count = static_cast<std::uint32_t>(volume / fragment);
+  auto const words = [&](std::uint64_t bytes) {
+    return slab<cuda_backend>{store.backend, memory_space::device, bytes};
+  };
+  slab<cuda_backend> const entries = words(count * sizeof(recall_entry)), of = words(count * sizeof(target_span));
+  slab<cuda_backend> const targets = words(count * sizeof(slot_id)), begins = words(3 * sizeof(std::uint32_t));
+  slab<cuda_backend> const table = words(join_entries::table_places(count) * sizeof(join_entries::found));
+  slab<cuda_backend> const stands = words(count * sizeof(join_entries::standing));
+  measure(
+    state, fragment, volume, false, memory_space::device,
+    [&](recall_plan_ref const& plan) {
+      gather_blocks op{.plan = plan, .first_row = 0, .row_count = 1, .groups = groups};
+      if (joined) {
+        join_entries const join{
+          .plan = plan,
+          .row_count = 1,
+          .joined = entries.as<recall_entry>(),
+          .of = of.as<target_span>(),
+          .targets = targets.as<slot_id>(),
+          .row_begin = begins.as<std::uint32_t>(),
+          .table = table.as<join_entries::found>(),
+          .stands = stands.as<join_entries::standing>()};
+        require(store.backend.launch(store.stream, join), "join");
+        op.plan.entries = join.joined;
+        op.plan.row_begin = join.row_begin;
+        op.further = {.of = join.of, .targets = join.targets};
+      }
+      require(store.backend.launch(store.stream, op), "gather");
+    },
+    shared);
+}
+
 /// Blocks from slots to the host in runs of `run` bytes, by `move_async`, beside one contiguous copy.
-void write_back(benchmark::State& state, std::uint64_t run, std::uint64_t volume)
+void write_back(benchmark::State& state, gather_scatter_engine const& engine, std::uint64_t run, std::uint64_t volume)
 {
   recall_store& store = shared_store();
   slab<cuda_backend> const host{store.backend, memory_space::pinned, volume};
-  auto bound = gather_scatter_engine{.groups = 8}.bind(store.backend, transfer_limits{.max_rows = 1});
+  auto bound = engine.bind(store.backend, transfer_limits{.max_rows = 1});
   auto const blocks = static_cast<std::uint32_t>(volume / run);
   std::uint32_t const slot_bits = bits_of(recall_store::slot_bytes / run);
   std::vector<copy_run> runs(blocks);
@@ -159,6 +201,64 @@ void pinning(benchmark::State& state, std::uint64_t bytes, Take take, Give give)
     auto const end = clock::now();
     give(memory, bytes);
     state.counters["seconds_to_give_back"] = seconds(end);
+  }
+}
+
+/// Recalls of 1 MiB, one after the other, before and while a store of `slabs` slabs grows by 2 GiB on its thread: how long the host
+/// stands in a launch, and until the data is there.
+void growth(benchmark::State& state, std::uint64_t chunk, std::uint32_t slabs)
+{
+  using clock = std::chrono::steady_clock;
+  constexpr std::uint64_t block = 65536;
+  recall_store& store = shared_store();
+  random_plan const plan{store, block, 1 * mib, 1, false, memory_space::device};
+  struct times {
+    std::vector<double> launch, whole;
+    void recall(recall_store& of, recall_plan_ref const& what)
+    {
+      auto const us = [](clock::time_point from) {
+        return std::chrono::duration<double, std::micro>(clock::now() - from).count();
+      };
+      auto const begin = clock::now();
+      require(
+        of.backend.launch(of.stream, gather_blocks{.plan = what, .first_row = 0, .row_count = 1, .groups = 8}),
+        "gather");
+      launch.push_back(us(begin));
+      require(of.backend.synchronize(of.stream), "gather");
+      whole.push_back(us(begin));
+    }
+    void report(benchmark::State& to, std::string const& when)
+    {
+      for (auto* const each : {&launch, &whole}) {
+        std::sort(each->begin(), each->end());
+        std::string const name = when + (each == &launch ? ":launch_us:" : ":recall_us:");
+        to.counters[name + "median"] = (*each)[each->size() / 2];
+        to.counters[name + "p99"] = (*each)[each->size() * 99 / 100];
+        to.counters[name + "max"] = each->back();
+      }
+      to.counters[when + ":recalls"] = static_cast<double>(whole.size());
+    }
+  };
+  block_layout layout;
+  layout.block_bytes = block;
+  layout.alignment = 16;
+  std::uint32_t const more = static_cast<std::uint32_t>(2048 * mib / block / slabs);
+  for (auto _ : state) {
+    host_store<cuda_backend> grows{
+      store.backend, slabs, 1, layout, {.blocks = 32, .most_blocks = 32 + more, .growth_chunk_bytes = chunk}};
+    times alone, beside;
+    for (std::uint32_t i = 0; i < 4000; ++i) { alone.recall(store, plan.ref()); }
+    auto const begin = clock::now();
+    require(grows.grow(more), "grow");
+    while (grows.growth().under_way) {
+      beside.recall(store, plan.ref());
+      static_cast<void>(grows.adopt_growth());
+    }
+    state.SetIterationTime(std::chrono::duration<double>(clock::now() - begin).count());
+    if (grows.blocks() != 32 + more) { state.SkipWithError(grows.growth_refusal().c_str()); }
+    alone.report(state, "alone");
+    beside.report(state, "beside");
+    state.counters["longest_chunk_us"] = static_cast<double>(grows.growth().longest_chunk.count()) / 1000.0;
   }
 }
 
@@ -438,6 +538,11 @@ void add(std::string const& name, std::uint64_t fragment, std::uint64_t volume, 
 }
 
 bool const registered = [] {
+  // As it is bound where nothing is said, and each of its two movers by itself.
+  std::vector<std::pair<std::string, gather_scatter_engine>> const movers{
+    {"move_async", {.groups = 8}},
+    {"move_async:copy_engine", {.groups = 8, .copy_engine_from_bytes = 0}},
+    {"move_async:move_runs", {.groups = 8, .copy_engine_from_bytes = never_by_copy_engine}}};
   for (std::uint64_t const volume : {1 * mib, 8 * mib, 64 * mib, 256 * mib}) {
     for (std::uint64_t fragment = 256; fragment <= 256 * 1024; fragment *= 2) {
       for (std::uint32_t const groups : {4U, 6U, 8U}) {
@@ -462,22 +567,61 @@ bool const registered = [] {
         add("batch_copy_engine", fragment, volume, [=](benchmark::State& state) {
           host_planned(state, batch_copy_engine{}, fragment, volume);
         });
-        add("move_async", fragment, volume, [=](benchmark::State& state) {
-          host_planned(state, gather_scatter_engine{.groups = 8}, fragment, volume);
-        });
+        for (auto const& [name, engine] : movers) {
+          add(name, fragment, volume, [=, used = engine](benchmark::State& state) {
+            host_planned(state, used, fragment, volume);
+          });
+        }
       }
     }
   }
   for (std::uint64_t const volume : {1 * mib, 8 * mib, 64 * mib}) {
-    for (std::uint64_t const run : {std::uint64_t{65536}, std::uint64_t{262144}, 1 * mib}) {
-      std::string const name =
-        "transfer/write_back/move_async/run:" + std::to_string(run) + "/volume:" + std::to_string(volume);
-      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { write_back(state, run, volume); })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(benchmark::kMicrosecond);
+    for (std::uint64_t const run : {std::uint64_t{8192}, std::uint64_t{65536}, std::uint64_t{262144}, 1 * mib}) {
+      for (auto const& [mover, engine] : movers) {
+        std::string const name =
+          "transfer/write_back/" + mover + "/run:" + std::to_string(run) + "/volume:" + std::to_string(volume);
+        benchmark::RegisterBenchmark(
+          name.c_str(), [=, used = engine](benchmark::State& state) { write_back(state, used, run, volume); })
+          ->UseManualTime()
+          ->Iterations(1)
+          ->Unit(benchmark::kMicrosecond);
+      }
+    }
+    for (std::uint64_t const fragment : {std::uint64_t{1024}, std::uint64_t{8192}, std::uint64_t{65536}}) {
+      auto const add_shared = [&](std::string const& name, std::uint32_t shared, bool joined) {
+        add("shared:" + std::to_string(shared) + "/" + name, fragment, volume, [=](benchmark::State& state) {
+          shared_gather(state, 8, fragment, volume, shared, joined);
+        });
+      };
+      for (std::uint32_t const shared : {1U, 8U}) {
+        add_shared("gather_blocks:8", shared, false);
+        add_shared("join_entries+gather_blocks:8", shared, true);
+      }
     }
   }
+  benchmark::RegisterBenchmark(
+    "transfer/measure_moves/groups:8",
+    [](benchmark::State& state) {
+      for (auto _ : state) {
+        auto const begin = std::chrono::steady_clock::now();
+        std::vector<move_rate> const rates = measure_moves(shared_store().backend, 8, 64);
+        state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        for (move_rate const& rate : rates) {
+          bool const up = rate.direction == copy_direction::host_to_device;
+          std::string const what = (up ? "to_device:" : "to_host:") + std::to_string(rate.run_bytes);
+          state.counters["copy_engine:" + what] = rate.copy_engine;
+          state.counters["move_runs:" + what] = rate.gather;
+        }
+        auto const from = [&](copy_direction direction) {
+          return static_cast<double>(choose_copy_engine_from(rates, direction, 0));
+        };
+        state.counters["from:to_device"] = from(copy_direction::host_to_device);
+        state.counters["from:to_host"] = from(copy_direction::device_to_host);
+      }
+    })
+    ->UseManualTime()
+    ->Iterations(3)
+    ->Unit(benchmark::kMillisecond);
   benchmark::RegisterBenchmark(
     "transfer/measure_gather/fragment:65536",
     [](benchmark::State& state) {
@@ -514,6 +658,16 @@ bool const registered = [] {
       return memory;
     },
     [](void* memory, std::uint64_t) { require(cudaFreeHost(memory), "cudaFreeHost"); });
+  for (std::uint64_t const chunk : {2 * mib, 8 * mib, 64 * mib}) {
+    for (std::uint32_t const slabs : {1U, 32U}) {
+      std::string const name =
+        "transfer/pinning/growth/chunk:" + std::to_string(chunk) + "/slabs:" + std::to_string(slabs);
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { growth(state, chunk, slabs); })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMillisecond);
+    }
+  }
   constexpr std::uint64_t block = 64 * 1024;
   auto const add_planned = [](char const* name, planned_form const& form, std::uint64_t volume) {
     add(

@@ -178,12 +178,13 @@ inline recall_store& shared_store()
   return bits;
 }
 
-/// Random distinct blocks into random distinct slots, one row. `ordered`: by host address in buckets of 2 MiB.
+/// Random distinct blocks into random distinct slots, one row. `ordered`: by host address in buckets of 2 MiB. `shared`: every
+/// block is wanted so many times, as by so many rows that hold a prefix together.
 class random_plan {
  public:
   random_plan(
     recall_store& store, std::uint64_t block_bytes, std::uint64_t volume, std::uint64_t seed, bool ordered,
-    memory_space where)
+    memory_space where, std::uint32_t shared = 1)
     : count{static_cast<std::uint32_t>(volume / block_bytes)},
       block_bytes_{block_bytes},
       store_{&store},
@@ -197,7 +198,7 @@ class random_plan {
     std::uint32_t const slot_bits = bits_of(recall_store::slot_bytes / block_bytes);
     for (std::uint32_t i = 0; i < count; ++i) {
       entries[i] = {
-        .source = static_cast<pulseinfer::host_block_id>(scatter(i, block_bits, seed)),
+        .source = static_cast<pulseinfer::host_block_id>(scatter(i % (count / shared), block_bits, seed)),
         .target = static_cast<pulseinfer::slot_id>(scatter(i, slot_bits, seed + 100)),
         .lane = pulseinfer::lane_id{0},
         .block = static_cast<pulseinfer::block_id>(i)};

@@ -6,7 +6,9 @@
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -80,16 +82,67 @@ TEST_CASE("a manager's visits replay as graphs as its loop runs, rows parked mea
   compare<parking>(captured_as::visits);
 }
 
-TEST_CASE("what 12 replays of a step sent to the host comes back from there, all slots overwritten meanwhile")
+namespace pulseinfer_test {
+
+/// All bytes that the host has of a row's first blocks, in every layer and head group.
+template <class Decode>
+std::vector<std::byte> host_bytes_of(Decode& run, row_id row, std::uint32_t blocks)
 {
-  // vllm-project/vllm#56158: one block in four tokens, each sealed and written back between replays.
+  REQUIRE(run.kv.drain(no_deadline) == status::ok);
+  std::vector<std::byte> all;
+  sequence_state const& sequence = run.kv.sequences()[row];
+  for (std::uint32_t b = 0; b < blocks; ++b) {
+    REQUIRE_FALSE(is_none(sequence.host_blocks[b]));
+    for (std::uint32_t layer = 0; layer < run.kv.geometry().layers; ++layer) {
+      for (std::uint32_t group = 0; group < run.kv.geometry().head_groups; ++group) {
+        std::byte const* const at =
+          run.kv.store().ref().address(static_cast<layer_id>(layer), group, sequence.host_blocks[b]);
+        all.insert(all.end(), at, at + run.kv.layout().block_bytes);
+      }
+    }
+  }
+  return all;
+}
+
+/// NaN in every host block.
+template <class Decode>
+void poison_host(Decode& run)
+{
+  for (std::uint32_t layer = 0; layer < run.kv.geometry().layers; ++layer) {
+    for (std::uint32_t group = 0; group < run.kv.geometry().head_groups; ++group) {
+      std::memset(
+        run.kv.store().ref().address(static_cast<layer_id>(layer), group, host_block_id{0}), 0xFF,
+        run.kv.store().blocks() * run.kv.layout().block_bytes);
+    }
+  }
+}
+
+}  // namespace pulseinfer_test
+
+// Report: vllm-project/vllm#56158
+TEST_CASE(
+  "what 12 replays of a step sent to the host is there byte by byte, and comes back after all slots were overwritten")
+{
   cuda_backend backend;
   captured_decode<cuda_backend, whole, cuda_graphs> run{backend, true};
+  captured_decode<cuda_backend, whole, cuda_graphs> loop{backend};
+  poison_host(run);  // a block that is not written shows
   row_id const row = run.open(1, 100);
-  for (std::uint32_t t = 0; t < 12; ++t) { run.replayed({{.row = row}}, 1); }
-  sequence_state const& sequence = run.kv.sequences()[row];
-  REQUIRE(sequence.sealed == 28);
-  for (std::uint32_t b = 0; b < 28; ++b) { REQUIRE_FALSE(is_none(sequence.host_blocks[b])); }
+  REQUIRE(loop.open(1, 100) == row);
+  // One block in four tokens, each sealed and written back between replays.
+  for (std::uint32_t t = 0; t < 12; ++t) {
+    run.replayed({{.row = row}}, 1);
+    loop.eager({{.row = row}});
+  }
+  REQUIRE(run.kv.sequences()[row].sealed == 28);
+  CHECK((host_bytes_of(run, row, 28) == host_bytes_of(loop, row, 28)));
+  // A replay that no begin_step made ready for is refused, and nothing has changed: its blocks would never be written.
+  std::vector<std::uint32_t> const books = run.books();
+  std::uint32_t const launches = run.launches;
+  CHECK(run.replay() == status::invalid_state);
+  CHECK(run.launches == launches);
+  CHECK(run.kv.tokens_of(row) == 112);
+  CHECK((run.books() == books));
   // What the sealed blocks must hold: the keys and values of a run that never leaves the slots.
   captured_decode<cuda_backend, whole, cuda_graphs> resident{backend};
   row_id const kept = resident.open(1, 100, true);
@@ -104,6 +157,40 @@ TEST_CASE("what 12 replays of a step sent to the host comes back from there, all
   REQUIRE(run.kv.failures().empty());
   REQUIRE(run.recalled > 20);
   for (std::uint32_t t = 100; t < 132; ++t) { REQUIRE(run.engine.output(1, t) == resident.engine.output(1, t)); }
+}
+
+TEST_CASE("rows that share a prefix read it once on a GPU, in graphs too, and decode as rows that share nothing")
+{
+  cuda_backend backend;
+  captured_decode<cuda_backend, whole, cuda_graphs> run{backend, true};
+  captured_decode<cuda_backend, whole, cuda_graphs> apart{backend};
+  std::vector<step_row> batch{{.row = run.open(1, 100)}};
+  REQUIRE(apart.open(1, 100) == batch[0].row);
+  while (batch.size() < 4) {
+    row_id fork{};
+    REQUIRE(run.kv.fork(batch[0].row, {.prompt_tokens = 100, .max_tokens = 200}, fork) == admission::admitted);
+    REQUIRE(apart.open(1, 100) == fork);
+    batch.push_back({.row = fork});
+  }
+  // From here on each goes its own way.
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    run.engine.assign(batch[i].row, 11 + i);
+    apart.engine.assign(batch[i].row, 11 + i);
+  }
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    // Half of the steps by the loop, half by a graph that was captured while the rows shared blocks.
+    if (t < 20) {
+      run.eager(batch);
+    } else {
+      run.replayed(batch, 5);
+    }
+    apart.eager(batch);
+    for (std::uint64_t seed = 11; seed < 15; ++seed) {
+      REQUIRE((run.engine.output(seed, 100 + t) == apart.engine.output(seed, 100 + t)));
+    }
+  }
+  REQUIRE(run.kv.failures().empty());
+  REQUIRE(run.recalled > 80);
 }
 
 TEST_SUITE_END();
