@@ -103,8 +103,8 @@ class stream_driver {
       if (lost.code == status::ok) { lost.code = backend_->wait(work_->copies.get(), work_->told.get()); }
     }
     if (state.chunks == 0) { box(row) = stream_box{}; }
-    for (std::uint32_t half = 0; half < halves && lost.code == status::ok && issued_ < blocks_; ++half) {
-      lost = issue(half, mover);
+    for (std::uint32_t side = 0; side < halves && lost.code == status::ok && issued_ < blocks_; ++side) {
+      lost = issue(side, mover);
     }
     if (lost.code != status::ok) { end(); }
     return lost;
@@ -121,9 +121,9 @@ class stream_driver {
       return loss_of(row_);
     }
     if (handed_ != 0) {
-      std::uint32_t const half = half_of(handed_ - 1);
-      lost.code = pass(half);
-      if (lost.code == status::ok && issued_ < blocks_) { lost = issue(half, mover); }
+      std::uint32_t const side = half_of(handed_ - 1);
+      lost.code = pass(side);
+      if (lost.code == status::ok && issued_ < blocks_) { lost = issue(side, mover); }
     }
     if (lost.code == status::ok && handed_ < blocks_) {
       std::uint32_t const count = std::min(half_, blocks_ - handed_);
@@ -181,11 +181,11 @@ class stream_driver {
   void poll() noexcept
   {
     if (!enabled()) { return; }
-    for (half_state& half : work_->halves) {
-      if (half.serial <= arrived_) { continue; }
-      if (!half.recorded) { half.recorded = backend_->record(work_->copies.get(), half.arrived.get()) == status::ok; }
-      bool const complete = half.recorded && backend_->done(half.arrived.get()) != event_state::pending;
-      if (complete) { arrived_ = half.serial; }
+    for (half_state& into : work_->halves) {
+      if (into.serial <= arrived_) { continue; }
+      if (!into.recorded) { into.recorded = backend_->record(work_->copies.get(), into.arrived.get()) == status::ok; }
+      bool const complete = into.recorded && backend_->done(into.arrived.get()) != event_state::pending;
+      if (complete) { arrived_ = into.serial; }
     }
   }
 
@@ -257,9 +257,9 @@ class stream_driver {
   /// The half that holds a block while it is out.
   [[nodiscard]] std::uint32_t half_of(std::uint32_t block) const noexcept { return block / half_ % halves; }
   /// First slot of a half; head group g has half_ slots from g * half_ on.
-  [[nodiscard]] slot_id first_slot(std::uint32_t half) const noexcept
+  [[nodiscard]] slot_id first_slot(std::uint32_t side) const noexcept
   {
-    return keeper_->stream_slot(half * head_groups_ * half_);
+    return keeper_->stream_slot(side * head_groups_ * half_);
   }
 
   [[nodiscard]] stream_loss loss_of(row_id row) const noexcept
@@ -274,9 +274,9 @@ class stream_driver {
   }
 
   /// What reads the half has been enqueued.
-  status pass(std::uint32_t half) noexcept
+  status pass(std::uint32_t side) noexcept
   {
-    half_state& state = work_->halves[half];
+    half_state& state = work_->halves[side];
     if (!state.read) { return status::ok; }
     status const recorded = backend_->record(compute_, state.passed.get());
     state.read = recorded != status::ok;
@@ -285,9 +285,9 @@ class stream_driver {
 
   /// Enqueues the copies of the next chunk into a half.
   template <class Mover>
-  stream_loss issue(std::uint32_t half, Mover& mover) noexcept
+  stream_loss issue(std::uint32_t side, Mover& mover) noexcept
   {
-    half_state& into = work_->halves[half];
+    half_state& into = work_->halves[side];
     row_state& state = rows_[to_index(row_)];
     stream_chunk const chunk{
       .layer = layer_,
@@ -295,10 +295,10 @@ class stream_driver {
       .block_count = std::min(half_, blocks_ - issued_),
       .number = state.chunks + 1};
     stream_loss lost{.layer = layer_, .first_block = chunk.first_block, .block_count = chunk.block_count, .tries = 0};
-    lost.code = pass(half);
+    lost.code = pass(side);
     if (lost.code == status::ok) { lost.code = backend_->wait(work_->copies.get(), into.passed.get()); }
     if (lost.code != status::ok) { return lost; }
-    gather_runs(half, chunk);
+    gather_runs(side, chunk);
     // From here on copies may be under way, whatever is refused behind them.
     into.serial = state.last_copy = ++copies_;
     do {
@@ -318,7 +318,7 @@ class stream_driver {
           .pool = keeper_->pool().ref(),
           .host_blocks =
             keeper_->books().host_blocks() + to_index(row_) * keeper_->books().sizes().max_blocks + chunk.first_block,
-          .first = first_slot(half),
+          .first = first_slot(side),
           .stride = half_,
           .head_groups = head_groups_});
     }
@@ -336,13 +336,13 @@ class stream_driver {
   }
 
   /// Runs of a chunk, those merged that follow one another.
-  void gather_runs(std::uint32_t half, stream_chunk const& chunk) noexcept
+  void gather_runs(std::uint32_t side, stream_chunk const& chunk) noexcept
   {
     runs_.clear();
     std::uint64_t const bytes = keeper_->layout().block_bytes;
     sequence_state const& sequence = keeper_->sequences()[row_];
     for (std::uint32_t g = 0; g < head_groups_; ++g) {
-      std::uint64_t const first = to_index(first_slot(half)) + std::uint64_t{g} * half_;
+      std::uint64_t const first = to_index(first_slot(side)) + std::uint64_t{g} * half_;
       for (std::uint32_t i = 0; i < chunk.block_count; ++i) {
         copy_run const run{
           .target = keeper_->pool().ref().address(layer_, static_cast<slot_id>(first + i)),
@@ -375,9 +375,9 @@ class stream_driver {
   }
 
   /// The compute stream waits for the half's copies, then lists its slots.
-  status list(std::uint32_t half, std::uint32_t count) noexcept
+  status list(std::uint32_t side, std::uint32_t count) noexcept
   {
-    status const waits = backend_->wait(compute_, work_->halves[half].arrived.get());
+    status const waits = backend_->wait(compute_, work_->halves[side].arrived.get());
     if (waits != status::ok) { return waits; }
     return backend_->launch(
       compute_,
@@ -385,7 +385,7 @@ class stream_driver {
         .slots = work_->slots.template as<slot_id>(),
         .counts = work_->counts.template as<std::uint32_t>(),
         .row = row_,
-        .first = first_slot(half),
+        .first = first_slot(side),
         .count = count,
         .stride = half_,
         .head_groups = head_groups_});
