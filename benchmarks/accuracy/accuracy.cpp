@@ -3,6 +3,7 @@
 //   accuracy layers | closed-loop | trace ...                                  see --help
 // scripts/bench accuracy prepares model and documents.
 
+#include "document_tasks.hpp"
 #include "evaluation.hpp"
 #include "recorded.hpp"
 #include "statistics.hpp"
@@ -13,7 +14,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdio>
@@ -25,6 +25,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 extern "C" void openblas_set_num_threads(int);
@@ -104,21 +105,34 @@ class workers {
     }
   }
 
-  /// Calls `body(engine, task)` for tasks 0 to `tasks` - 1, each as soon as a thread is free.
-  void each(std::size_t tasks, std::function<void(host_engine::llama_engine&, std::size_t)> const& body)
+  /// Calls `body(engine, document)` for each document, as soon as a thread is free.
+  void each(std::size_t documents, std::function<void(host_engine::llama_engine&, std::size_t)> const& body)
   {
+    std::vector<std::size_t> all(documents);
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    each_task(all, documents, body);
+  }
+
+  /// Calls `body(engine, task)` for each task, as soon as a thread and the task's document are free.
+  /// @param document_of [tasks]
+  void each_task(
+    std::vector<std::size_t> const& document_of, std::size_t documents,
+    std::function<void(host_engine::llama_engine&, std::size_t)> const& body)
+  {
+    document_tasks tasks{document_of, documents};
     std::exception_ptr problem;
     std::mutex mutex;
-    std::atomic<std::size_t> next{0};
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < threads_; ++i) {
       threads.emplace_back([&, i] {
-        try {
-          for (std::size_t task = next++; task < tasks; task = next++) { body(*engines_[i], task); }
-        } catch (...) {
-          std::lock_guard const lock{mutex};
-          problem = std::current_exception();
-          next = tasks;
+        while (std::optional<std::size_t> const task = tasks.take()) {
+          try {
+            body(*engines_[i], *task);
+          } catch (...) {
+            std::lock_guard const lock{mutex};
+            problem = std::current_exception();
+          }
+          tasks.give_back(*task);
         }
       });
     }
@@ -182,10 +196,8 @@ class table_plans {
     using enum digest_kind;
     constexpr auto oracle = score_source::oracle;
     constexpr std::size_t shown = 16, few = 8;
-    rules(
-      score_source::digest, lookup_,
-      {{"soft_vote", 32}, {"group", 32}, {"fallback", 32}, {"headwise", shown}, {"max_share", few}});
-    rules(oracle, {}, {{"soft_vote", 32}, {"group", 32}, {"headwise", shown}, {"max_share", few}});
+    rules(score_source::digest, lookup_, {{"soft_vote", 32}, {"group", 32}, {"fallback", 32}, {"headwise", shown}});
+    rules(oracle, {}, {{"soft_vote", 32}, {"group", 32}, {"headwise", shown}});
     row("budgets", 32, [](configuration& c) { c = with_budget(c, 2048); });
     row("digests", 32, [](configuration& c) { whole_blocks(c, cuboid_mean); });
     row("levers", 32, [](configuration& c) { c.deferred_share = 0.02; });
@@ -293,8 +305,8 @@ class table_plans {
       c.head_groups = rule == "headwise" || rule == "group" ? 0 : 1;  // 0: a lane for each KV head
       c.equal_bytes = &each != rows.data();
       // Where the search begins. Queries that choose for themselves agree in part of what they read.
-      if (rule == "headwise") { c.budget_blocks = 0.58 * c.blocks(); }
-      if (rule == "max_share") { c.budget_blocks = 0.8 * c.blocks(); }
+      if (rule == "headwise") { c.budget_blocks = 0.56 * c.blocks(); }
+      if (rule == "max_share") { c.budget_blocks = 0.79 * c.blocks(); }
       plans_.push_back(
         {.options = std::move(c), .documents = each.documents, .calibrated = rule == "fallback" ? rule : ""});
     }
@@ -624,17 +636,19 @@ class table_runs {
     : runs_{runs}, folds_{folds}, pool_{pool}, seconds_{seconds}
   {}
 
-  /// The first `most` documents of each plan, or as many as it is for. @return [plans], empty where the time was over
-  [[nodiscard]] std::vector<std::vector<outcome>> over(std::vector<plan*> const& plans, std::size_t most)
+  /// @return [plans][documents], empty where the time was over
+  [[nodiscard]] std::vector<std::vector<outcome>> over(std::vector<plan*> const& plans)
   {
     std::vector<std::vector<outcome>> results(plans.size());
     std::vector<std::pair<std::size_t, std::size_t>> tasks;
     for (std::size_t p = 0; p < plans.size(); ++p) {
-      results[p].resize(std::min({most, plans[p]->documents, runs_.size()}));
+      results[p].resize(std::min(plans[p]->documents, runs_.size()));
       for (std::size_t i = 0; i < results[p].size(); ++i) { tasks.emplace_back(p, i); }
     }
-    pool_.each(tasks.size(), [&](host_engine::llama_engine& engine, std::size_t task) {
-      if (elapsed() > seconds_) { return; }
+    std::vector<std::size_t> document_of;
+    for (auto const& task : tasks) { document_of.push_back(task.second); }
+    pool_.each_task(document_of, runs_.size(), [&](host_engine::llama_engine& engine, std::size_t task) {
+      if (over_time()) { return; }
       auto const [p, i] = tasks[task];
       configuration c = plans[p]->options;
       if (!plans[p]->calibrated.empty()) { c.heads = plans[p]->heads_of_fold[folds_[i]]; }
@@ -646,6 +660,8 @@ class table_runs {
     }
     return results;
   }
+
+  [[nodiscard]] bool over_time() const { return elapsed() > seconds_; }
 
  private:
   std::vector<std::unique_ptr<document_run>> const& runs_;
@@ -661,47 +677,37 @@ double mean_bytes(std::vector<outcome> const& outcomes, std::size_t count)
   return sum / static_cast<double>(count);
 }
 
-/// Runs plans until those that are to recall as many bytes as the last one before them that needn't do so within 2 %: first
-/// over a few documents, then over all.
+/// Runs plans, and those again that are to recall as many bytes as the last one before them that needn't, until they do within
+/// 2 %.
 std::vector<std::vector<outcome>> at_equal_bytes(table_runs& runs, std::vector<plan>& plans)
 {
   std::vector<std::vector<outcome>> results(plans.size());
-  std::vector<std::size_t> reference(plans.size());
+  std::vector<std::size_t> reference(plans.size()), waiting(plans.size());
+  std::iota(waiting.begin(), waiting.end(), std::size_t{0});
   for (std::size_t p = 0; p < plans.size(); ++p) { reference[p] = plans[p].options.equal_bytes ? reference[p - 1] : p; }
-  struct pass {
-    std::size_t documents;
-    double within;
-    int attempts;
-  };
-  for (pass const& now : {pass{8, 0.008, 4}, pass{~std::size_t{0}, 0.02, 3}}) {
-    bool const first_ones = now.documents == 8;
-    if (first_ones && std::none_of(plans.begin(), plans.end(), [](plan const& p) { return p.options.equal_bytes; })) {
-      continue;
+  constexpr int attempts = 4;
+  for (int attempt = 0; attempt < attempts && !waiting.empty(); ++attempt) {
+    std::vector<plan*> of_pass;
+    for (std::size_t const p : waiting) { of_pass.push_back(&plans[p]); }
+    auto made = runs.over(of_pass);
+    std::vector<std::size_t> again;
+    for (std::size_t i = 0; i < waiting.size(); ++i) {
+      if (!made[i].empty()) { results[waiting[i]] = std::move(made[i]); }
     }
-    std::vector<std::size_t> waiting(plans.size());
-    std::iota(waiting.begin(), waiting.end(), std::size_t{0});
-    for (int attempt = 0; attempt < now.attempts && !waiting.empty(); ++attempt) {
-      std::vector<plan*> of_pass;
-      for (std::size_t const p : waiting) { of_pass.push_back(&plans[p]); }
-      auto made = runs.over(of_pass, now.documents);
-      for (std::size_t i = 0; i < waiting.size(); ++i) {
-        if (!made[i].empty()) { results[waiting[i]] = std::move(made[i]); }
-      }
-      std::erase_if(waiting, [&](std::size_t p) {
-        auto const& mine = results[p];
-        auto const& theirs = results[reference[p]];
-        if (reference[p] == p || mine.empty() || theirs.empty()) { return true; }
-        std::size_t const count = std::min(mine.size(), theirs.size());
-        double const ratio = mean_bytes(mine, count) / mean_bytes(theirs, count);
-        say(describe(plans[p].options) + ": bytes x " + std::to_string(ratio));
-        if (!(std::abs(ratio - 1.0) > now.within)) { return true; }  // nor where nothing is recalled
-        // Bytes grow nearly in proportion to the budget.
-        if (attempt + 1 < now.attempts) { plans[p].options.budget_blocks = plans[p].options.blocks() / ratio; }
-        return false;
-      });
+    for (std::size_t const p : waiting) {
+      auto const& mine = results[p];
+      auto const& theirs = results[reference[p]];
+      if (reference[p] == p || mine.empty() || theirs.empty()) { continue; }
+      std::size_t const count = std::min(mine.size(), theirs.size());
+      double const ratio = mean_bytes(mine, count) / mean_bytes(theirs, count);
+      say(describe(plans[p].options) + ": bytes x " + std::to_string(ratio));
+      if (!(std::abs(ratio - 1.0) > 0.02)) { continue; }  // nor where nothing is recalled
+      if (attempt + 1 == attempts || runs.over_time()) { continue; }
+      // Bytes grow nearly in proportion to the budget.
+      plans[p].options.budget_blocks = plans[p].options.blocks() / ratio;
+      again.push_back(p);
     }
-    // What the first ones said of all that have more is no row.
-    for (std::size_t p = 0; first_ones && p < plans.size(); ++p) { results[p].clear(); }
+    waiting = again;
   }
   return results;
 }

@@ -36,39 +36,53 @@ def label(row):
 
 
 def digest_name(row):
-    if row["scores"] == "oracle":
-        return "oracle"
-    tokens = row.get("digest_tokens", row["block_tokens"])
-    return row["digest"] + (f" of {tokens} tokens" if tokens != row["block_tokens"] else "")
+    return "oracle" if row["scores"] == "oracle" else row["digest"]
+
+
+def only(values, kinds, copied):
+    """Those of copied passages, or of natural text: a row has its first documents."""
+    return [value for value, kind in zip(values, kinds) if (kind == "copy") == copied]
 
 
 def print_rows(title, rows, kinds, reference=None):
     """Perplexity and KL of natural text and of copied passages apart; attention's figures of all texts."""
-    natural = [i for i, kind in enumerate(kinds) if kind != "copy"]
-    copied = [i for i, kind in enumerate(kinds) if kind == "copy"]
     print(f"\n**{title}**\n")
-    head = ["rule", "digest", "dense layers", "k", "blocks", "perplexity", "KL", "copied: KL", "top-1", "mass", "p1", "worst head",
-            "output error", "kB/step", "of the selection"]
+    head = ["rule", "digest", "bytes", "dense layers", "k", "blocks", "texts", "perplexity", "KL", "copied: KL", "top-1", "mass", "p1",
+            "worst head", "output error", "kB/step", "of the selection", "lever"]
     if reference is not None:
-        head += ["mass, points", "bytes"]
+        head += ["mass, points", "perplexity, points", "KL", "recalled"]
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for row in rows:
         of = row["of_documents"]
-        loss = bootstrap([of["loss_change"][i] for i in natural])
-        kl = bootstrap([of["kl_mean"][i] for i in natural])
+        loss = bootstrap(only(of["loss_change"], kinds, False))
+        kl = bootstrap(only(of["kl_mean"], kinds, False))
+        copied = only(of["kl_mean"], kinds, True)
+        lever = [f"{key} {row[key]}" for key, usual in (("deferred_share", 0.0), ("hysteresis", 0.25), ("block_tokens", 16)) if row[key] != usual]
+        if row["recent_tokens"] != max(128, row["budget_tokens"] // 8):
+            lever.append(f"recent {row['recent_tokens']}")
+        if row["deferred_share"] > 0:
+            lever.append(f"deferred {row['deferred_of_recalled']:.2f}, estimates within twice {row['estimates_within_twice']:.3f}")
         cells = [
-            *(lambda pair: [pair[0], digest_name(row), pair[1]])(label(row)), str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
-            f"{percent(loss[0]):+.2f} % ({percent(loss[1]):+.2f} to {percent(loss[2]):+.2f})",
-            f"{kl[0]:.4f} ({kl[1]:.4f} to {kl[2]:.4f})", f"{sum(of['kl_mean'][i] for i in copied) / len(copied):.3f}",
+            label(row)[0], digest_name(row), str(row["digest_bytes"]), label(row)[1], str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
+            str(row["documents"]), f"{percent(loss[0]):+.2f} % ({percent(loss[1]):.2f} to {percent(loss[2]):.2f})",
+            f"{kl[0]:.4f} ({kl[1]:.4f} to {kl[2]:.4f})", f"{sum(copied) / max(1, len(copied)):.3f}",
             f"{row['top1_agreement']:.1f} %", f"{row['mass_mean']:.4f}", f"{row['mass_p1']:.2f}", f"{row['mass_worst_head']:.2f}",
             f"{row['output_error_mean']:.3f}", f"{row['recalled_bytes_per_step'] / 1e3:.0f}",
-            f"{100 * row['recalled_of_selection']:.1f} %",
+            f"{100 * row['recalled_of_selection']:.1f} %", ", ".join(lever),
         ]
-        if reference is not None:
-            mass = bootstrap([100 * (x - y) for x, y in zip(of["mass_mean"], reference["of_documents"]["mass_mean"])])
-            recalled = 100 * (row["recalled_bytes_per_step"] / reference["recalled_bytes_per_step"] - 1)
-            cells += [f"{mass[0]:+.2f} ({mass[1]:+.2f} to {mass[2]:+.2f})", f"{recalled:+.1f} %"] if row is not reference else ["", ""]
+        if reference is not None and row is not reference:
+            theirs = reference["of_documents"]
+            mass = bootstrap([100 * (x - y) for x, y in zip(of["mass_mean"], theirs["mass_mean"])])
+            change = bootstrap(only([x - y for x, y in zip(of["loss_change"], theirs["loss_change"])], kinds, False))
+            more = bootstrap(only([x - y for x, y in zip(of["kl_mean"], theirs["kl_mean"])], kinds, False))
+            pairs = list(zip(of["recalled_bytes"], theirs["recalled_bytes"]))
+            recalled = 100 * (sum(x for x, _ in pairs) / max(1, sum(y for _, y in pairs)) - 1)
+            cells += [f"{mass[0]:+.2f} ({mass[1]:+.2f} to {mass[2]:+.2f})",
+                      f"{percent(change[0]):+.2f} ({percent(change[1]):+.2f} to {percent(change[2]):+.2f})",
+                      f"{more[0]:+.4f} ({more[1]:+.4f} to {more[2]:+.4f})", f"{recalled:+.1f} %"]
+        elif reference is not None:
+            cells += [""] * 4
         print("| " + " | ".join(cells) + " |")
 
 
@@ -81,15 +95,12 @@ def print_table(table):
             sets.setdefault((row["scores"], row["budget_tokens"], tuple(row["dense_layers"])), []).append(row)
     for (scores, budget, layers), members in sets.items():
         print_rows(f"Head rules, {scores} scores, k = {budget}, dense layers {list(layers) or 'none'}", members, kinds, members[0])
-    plain = [row for row in rows if row["comparison"] == "rules" and row["budget_tokens"] == 1024]
-    digests = [row for row in rows if row["comparison"] == "digests"]
-    if digests:
-        first = [row for row in plain if row["dense_layers"] == digests[0]["dense_layers"] and row["head_rule"] == "soft_vote" and row["head_groups"] == 1 and row["scores"] == "digest"]
-        print_rows("Digests", first + digests, kinds, (first + digests)[0])
-    for name in ("budgets", "levers", "row"):
+    # Soft vote of all heads by the digests that the examples take.
+    first = next((members[0] for (scores, _, _), members in sets.items() if scores == "digest"), None)
+    for name in ("digests", "budgets", "levers", "row"):
         members = [row for row in rows if row["comparison"] == name]
         if members:
-            print_rows(name.capitalize(), members, kinds)
+            print_rows(name.capitalize(), ([first] if first else []) + members, kinds, first)
 
 
 def style(axes):
@@ -106,9 +117,11 @@ def draw_rules(table, path):
     import matplotlib.pyplot as plt
 
     rows = [row for row in table["rows"] if row["comparison"] == "rules" and row["budget_tokens"] == 1024]
-    sets = [("digest", ()), ("digest", (7, 18, 20)), ("oracle", ())]
-    titles = ["digest, every layer sparse", "digest, layers 7, 18, 20 dense", "true mass, every layer sparse"]
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    sets = list(dict.fromkeys((row["scores"], tuple(row["dense_layers"])) for row in rows))
+    figure, axes = plt.subplots(1, len(sets), figsize=(4 * len(sets), 3.6), sharey=True, squeeze=False)
+    axes = axes[0]
+    titles = [("digests" if scores == "digest" else "true mass") +
+              (f", layers {', '.join(map(str, layers))} dense" if layers else ", every layer sparse") for scores, layers in sets]
     colours = dict(zip(KINDS, ["#3b6ea5", "#c7782b", "#6a994e", "#8d4a8d"]))
     for axis, (scores, layers), title in zip(axes, sets, titles):
         members = [row for row in rows if row["scores"] == scores and tuple(row["dense_layers"]) == layers]
@@ -117,6 +130,8 @@ def draw_rules(table, path):
                  "max_share": "max share", "soft_vote": "soft vote"}
         for place, row in enumerate(members):
             for offset, kind in enumerate(KINDS):
+                if kind not in row["of_kinds"]:
+                    continue
                 of = row["of_kinds"][kind]
                 low, high = of["kl_mean_ci"]
                 axis.errorbar(place + 0.18 * (offset - 1.5), of["kl_mean"], yerr=[[of["kl_mean"] - low], [high - of["kl_mean"]]],

@@ -1,3 +1,4 @@
+#include "accuracy/document_tasks.hpp"
 #include "accuracy/evaluation.hpp"
 #include "accuracy/recorded.hpp"
 #include "accuracy/statistics.hpp"
@@ -5,10 +6,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <span>
+#include <thread>
 #include <vector>
 
 using namespace accuracy;
@@ -265,6 +268,44 @@ TEST_CASE("slots hold what was used last; what was written since the prompt is t
   slots.use(ids({1}));
   CHECK_FALSE(slots.holds(static_cast<block_id>(5)));
   CHECK(slots.holds(static_cast<block_id>(6)));
+}
+
+TEST_CASE("a document serves one task at a time, and threads take whatever task is free")
+{
+  document_tasks tasks{{0, 1, 0, 1, 0}, 2};
+  CHECK(tasks.try_take() == std::size_t{0});
+  CHECK(tasks.take() == std::size_t{1});
+  CHECK_FALSE(tasks.try_take().has_value());
+  tasks.give_back(1);
+  CHECK(tasks.take() == std::size_t{3});
+  CHECK_FALSE(tasks.try_take().has_value());
+  tasks.give_back(0);
+  CHECK(tasks.take() == std::size_t{2});
+  tasks.give_back(2);
+  CHECK(tasks.take() == std::size_t{4});
+  tasks.give_back(3);
+  CHECK_FALSE(tasks.take().has_value());  // none is left, though a document is busy
+
+  // Each runs once, and none while another has its document.
+  std::vector<std::size_t> document_of;
+  for (std::size_t i = 0; i < 300; ++i) { document_of.push_back(i % 3); }
+  document_tasks many{document_of, 3};
+  std::atomic<int> users[3] = {}, done = 0, together = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      while (auto const task = many.take()) {
+        if (++users[document_of[*task]] != 1) { ++together; }
+        std::this_thread::yield();
+        --users[document_of[*task]];
+        ++done;
+        many.give_back(*task);
+      }
+    });
+  }
+  for (std::thread& thread : threads) { thread.join(); }
+  CHECK(done == 300);
+  CHECK(together == 0);
 }
 
 TEST_CASE("records of choices count what predictions found")
