@@ -18,7 +18,7 @@
 
 namespace pulseinfer {
 
-/// One item writes the new token of one row in one head group: all heads, keys and values, rounded to the planes' types.
+/// One item writes one KV head of the new token of one row: its key and value, rounded to the planes' types.
 /// Token t of a row comes from tensor row info.token_offset + t and goes to position info.tokens - info.new_tokens + t.
 /// A token whose block has no slot is left out, as is everything where `keys` is empty: the host engine writes itself.
 struct append_tokens {
@@ -38,7 +38,7 @@ struct append_tokens {
 
   [[nodiscard]] launch_shape shape() const
   {
-    std::uint64_t const items = keys.empty() ? 0 : std::uint64_t{rows.count} * head_groups * most_tokens;
+    std::uint64_t const items = keys.empty() ? 0 : std::uint64_t{rows.count} * head_groups * layout.heads * most_tokens;
     return {.items = items, .group_threads = 32};
   }
 
@@ -57,9 +57,12 @@ struct append_tokens {
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref) const
   {
-    auto const token = static_cast<std::int32_t>(item % most_tokens);
-    auto const head_group = static_cast<std::uint32_t>(item / most_tokens % head_groups);
-    row_id const row = rows[item / most_tokens / head_groups];
+    auto const kv_head = static_cast<std::uint32_t>(item % (std::uint64_t{head_groups} * layout.heads));
+    std::uint64_t const of_heads = item / (std::uint64_t{head_groups} * layout.heads);
+    auto const token = static_cast<std::int32_t>(of_heads % most_tokens);
+    row_id const row = rows[of_heads / most_tokens];
+    std::uint32_t const head_group = kv_head / layout.heads;
+    std::uint32_t const head = kv_head % layout.heads;
     row_info const state = info[to_index(row)];
     if (token >= state.new_tokens) { return; }
     auto const position = static_cast<std::uint32_t>(state.tokens - state.new_tokens + token);
@@ -71,17 +74,13 @@ struct append_tokens {
     std::byte* const target = pool.address(layer, slot);
     std::uint32_t const place = position % layout.block_tokens;
     auto const source = static_cast<std::uint64_t>(state.token_offset + token);
-    for (std::uint32_t head = 0; head < layout.heads; ++head) {
-      std::uint32_t const kv_head = head_group * layout.heads + head;
-      plane_layout const& key = layout.key();
-      device::convert_row(
-        group, keys.row(source, kv_head), keys.type, target + row_offset(key, head, place), key.type, key.dim);
-      if (layout.value_is_key_prefix) { continue; }
-      plane_layout const& value = layout.value();
-      device::convert_row(
-        group, values.row(source, kv_head), values.type, target + row_offset(value, head, place), value.type,
-        value.dim);
-    }
+    plane_layout const& key = layout.key();
+    device::convert_row(
+      group, keys.row(source, kv_head), keys.type, target + row_offset(key, head, place), key.type, key.dim);
+    if (layout.value_is_key_prefix) { return; }
+    plane_layout const& value = layout.value();
+    device::convert_row(
+      group, values.row(source, kv_head), values.type, target + row_offset(value, head, place), value.type, value.dim);
   }
 };
 

@@ -16,7 +16,8 @@
 
 namespace pulseinfer {
 
-/// Merges `other` into `result`, in place, for all query heads of the rows' tokens. One item is one token of one row.
+/// Merges `other` into `result`, in place, for all query heads of the rows' tokens. One item is one
+/// head of one token of one row.
 struct merge_partials {
   static constexpr char const* name = "merge_partials";
   static constexpr operation_kind kind = operation_kind::data;
@@ -36,7 +37,7 @@ struct merge_partials {
 
   [[nodiscard]] launch_shape shape() const
   {
-    return {.items = std::uint64_t{rows.count} * query_limit(), .group_threads = 128};
+    return {.items = std::uint64_t{rows.count} * query_limit() * result.heads, .group_threads = 32};
   }
 
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
@@ -52,27 +53,26 @@ struct merge_partials {
   template <thread_group Group>
   PULSEINFER_HOST_DEVICE void operator()(Group const& group, std::uint64_t item, scratch_ref) const
   {
-    auto const query = static_cast<std::int32_t>(item % query_limit());
-    row_info const state = info[to_index(rows[item / query_limit()])];
+    auto const head = static_cast<std::uint32_t>(item % result.heads);
+    auto const query = static_cast<std::int32_t>(item / result.heads % query_limit());
+    row_info const state = info[to_index(rows[item / result.heads / query_limit()])];
     PULSEINFER_EXPECTS(
       state.new_tokens <= static_cast<std::int32_t>(query_limit()), "a row has more queries than most_queries says");
     if (query >= state.new_tokens) { return; }
     auto const token = static_cast<std::uint64_t>(state.token_offset + query);
-    for (std::uint32_t head = 0; head < result.heads; ++head) {
-      device::merge_weights const weights =
-        device::merge_log_sums(result_lse[token * result.heads + head], other_lse[token * result.heads + head]);
-      device::visit_elements(result.type, [&](auto target) {
-        device::visit_elements(other.type, [&](auto source) {
-          using target_type = typename decltype(target)::type;
-          auto* const values = reinterpret_cast<target_type*>(result.row(token, head));
-          device::merge(
-            group, values, reinterpret_cast<typename decltype(source)::type const*>(other.row(token, head)), weights,
-            values, result.dim);
-        });
+    device::merge_weights const weights =
+      device::merge_log_sums(result_lse[token * result.heads + head], other_lse[token * result.heads + head]);
+    device::visit_elements(result.type, [&](auto target) {
+      device::visit_elements(other.type, [&](auto source) {
+        using target_type = typename decltype(target)::type;
+        auto* const values = reinterpret_cast<target_type*>(result.row(token, head));
+        device::merge(
+          group, values, reinterpret_cast<typename decltype(source)::type const*>(other.row(token, head)), weights,
+          values, result.dim);
       });
-      group.sync();  // every rank has read the old log-sum
-      if (group.thread_rank() == 0U) { result_lse[token * result.heads + head] = weights.lse; }
-    }
+    });
+    group.sync();  // every rank has read the old log-sum
+    if (group.thread_rank() == 0U) { result_lse[token * result.heads + head] = weights.lse; }
   }
 };
 
