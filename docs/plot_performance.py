@@ -4,8 +4,8 @@
   docs/plot_performance.py [--results DIRECTORY] [--images DIRECTORY]     needs matplotlib
   docs/plot_performance.py --goals [--results DIRECTORY]                  a table in Markdown; needs nothing
 
-The directory holds recall.json, interference.json, select.json and attention.json, as `scripts/bench <which> --json FILE`
-writes them. What they lack is looked for in the files of PARTS.
+The directory holds recall.json, interference.json, select.json, attention.json and decode.json, as
+`scripts/bench <which> --json FILE` writes them. What they lack is looked for in the files of PARTS.
 """
 import argparse
 import json
@@ -15,7 +15,7 @@ import re
 HERE = pathlib.Path(__file__).resolve().parent
 MIB = 1 << 20
 PARTS = {"recall": ["recall", "moves", "pinning"], "interference": ["interference", "interference-paused"],
-         "select": ["select", "chain"], "attention": ["attention"]}
+         "select": ["select", "chain"], "attention": ["attention"], "decode": ["decode"]}
 
 
 def load(directory, which):
@@ -46,7 +46,7 @@ def size(count):
 
 def goals(directory):
     """(figure, goal, what was found, whether it is in the files and meets its goal)"""
-    runs = {which: load(directory, which) for which in ("recall", "interference", "select", "attention")}
+    runs = {which: load(directory, which) for which in PARTS}
     rows = []
 
     def verdict(known, met):
@@ -106,6 +106,21 @@ def goals(directory):
     add("paged attention, 64 rows x 2,048 tokens, share of a copy", "0.80",
         [next((run["copy_share"] for name, run in runs["attention"].items()
                if "rows:64" in name and "tokens:2048" in name and "copy_share" in run), None)], [0.80])
+
+    def rate(name, counter="tokens_per_second"):
+        return value(runs["decode"], f"decode/llama_8b/{name}/tokens:32768", counter)
+
+    ours = [rate(f"offloaded/{how}/correlation:0.95/rows:24") for how in ("lockstep", "interruptible", "lockstep_graph")]
+    ours = max((found for found in ours if found), default=None)
+    for figure, theirs, bound in (
+        ("tokens/s, 24 rows of 32,768 tokens offloaded over the 4 that fit resident", "dense_resident/graph/rows:4", 5.5),
+        ("the same over 24 rows by head, waiting for copies of fragments",
+         "offloaded/by_head_fragment_copies/correlation:0.95/rows:24", 3.0),
+    ):
+        add(figure, f"{bound}x", [ours / rate(theirs) if ours and rate(theirs) else None], [bound], 1)
+    dense, managed = rate("dense_resident/graph/rows:4"), rate("dense_managed/lockstep/rows:4")
+    add("light load: resident rows through a manager, of the tokens/s without", "0.99",
+        [managed / dense if dense and managed else None], [0.99])
     return rows
 
 
