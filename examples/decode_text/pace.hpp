@@ -28,13 +28,19 @@ class pace {
   using interruptible = pulseinfer::interruptible_scheduler<pulseinfer::visit_order::hits_first>;
   enum class way : std::uint8_t { lockstep, interruptible };
 
-  static constexpr std::uint32_t first_steps = 2;  // not timed: what is made at first use
+  static constexpr std::uint32_t fewest_parked = 3;  // rows
+  static constexpr std::uint32_t first_steps = 2;    // not timed: what is made at first use
   static constexpr std::uint32_t timed_steps = 3;
   static constexpr std::uint32_t planned_steps = 8;  // not timed: until the scheduler has found a plan
 
   /// @param may_park false: lockstep always   @param selected_bytes of a row's selection in a layer
-  pace(bool may_park, std::uint32_t rows, std::uint32_t layers, std::uint64_t selected_bytes)
-    : parks_{may_park && rows >= 3}, rows_{rows}, selected_bytes_{selected_bytes}
+  /// @param link_bytes_per_second of a recall; 0: as the manager fits it, which in lockstep sees landings late
+  pace(
+    bool may_park, std::uint32_t rows, std::uint32_t layers, std::uint64_t selected_bytes, double link_bytes_per_second)
+    : parks_{may_park && rows >= fewest_parked},
+      rows_{rows},
+      selected_bytes_{selected_bytes},
+      link_bytes_per_second_{link_bytes_per_second}
   {
     interruptible_.layers = layers;
   }
@@ -97,6 +103,7 @@ class pace {
     interruptible_.profile = {
       .per_pass = std::max(all - per_row * rows_, pulseinfer::nanoseconds{1}),
       .per_row = per_row,
+      .link_bytes_per_second = link_bytes_per_second_,
       .resume = std::chrono::microseconds{2},
       .wake = std::chrono::microseconds{10},
       .rows_per_landing = rows_,
@@ -109,6 +116,7 @@ class pace {
   bool parks_;
   std::uint32_t rows_;
   std::uint64_t selected_bytes_;
+  double link_bytes_per_second_;
   way way_ = way::lockstep;
   std::uint32_t steps_ = 0;
   pulseinfer::nanoseconds single_{0};

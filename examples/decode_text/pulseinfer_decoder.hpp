@@ -11,6 +11,8 @@
 #include <pulseinfer/manager/offload_manager.hpp>
 #include <pulseinfer/observe/chrome_trace.hpp>
 #include <pulseinfer/observe/counters.hpp>
+#include <pulseinfer/store/slab.hpp>
+#include <pulseinfer/view/copy_list.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -42,9 +44,8 @@ class pulseinfer_decoder : public offload_decoder {
       compute_{backend_.create_stream("compute")},
       pace_{
         options.scheduler == scheduler_choice::interruptible, static_cast<std::uint32_t>(rows.size()),
-        weights.geometry.layers,
-        std::uint64_t{options.budget_tokens} * weights.geometry.kv_heads * weights.geometry.head_dim * 2 *
-          sizeof(float)},
+        weights.geometry.layers, selected_bytes(weights.geometry, options),
+        rows.size() >= pace::fewest_parked ? measure_link() : 0.0},
       kv_{backend_, compute_,        geometry_of(weights.geometry, options), sizes_of(options, rows), selector,
           transfer, make_scheduler()},
       engine_{
@@ -146,6 +147,33 @@ class pulseinfer_decoder : public offload_decoder {
       .max_prefill_tokens = options.chunk,
       .quota_tokens = options.slots_tokens,
       .captured_steps = graph_runner<Engine, manager_type>::whole_steps ? 1U : 0U};
+  }
+
+  // Of a row in a layer.
+  [[nodiscard]] static std::uint64_t selected_bytes(
+    host_engine::llama_geometry const& model, offload_options const& options)
+  {
+    return std::uint64_t{options.budget_tokens} * model.kv_heads * model.head_dim * 2 * sizeof(float);
+  }
+
+  // Bytes that one copy of 32 MiB brings from the host tier in a second.
+  [[nodiscard]] double measure_link()
+  {
+    constexpr std::uint64_t bytes = std::uint64_t{32} << 20U;
+    pulseinfer::slab<backend_type> const from{backend_, pulseinfer::memory_space::pinned, bytes};
+    pulseinfer::slab<backend_type> const to{backend_, pulseinfer::memory_space::device, bytes};
+    pulseinfer::copy_run const run{.target = to.data(), .source = from.data(), .bytes = bytes};
+    double best = 0.0;
+    for (int tried = 0; tried < 3; ++tried) {
+      pulseinfer::nanoseconds const begun = backend_.now();
+      pulseinfer::copy_list const list{
+        .runs = &run, .count = 1, .direction = pulseinfer::copy_direction::host_to_device};
+      expect(backend_.copy(compute_, list), "copy");
+      expect(backend_.synchronize(compute_), "synchronize");
+      auto const time = static_cast<double>(std::max<std::int64_t>((backend_.now() - begun).count(), 1));
+      best = std::max(best, 1e9 * static_cast<double>(bytes) / time);
+    }
+    return best;
   }
 
   void open(std::uint32_t row)

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 // Steps of four rows: the first ones slow, as what is made at first use is, then all that are timed in lockstep.
 pace measured(pulseinfer::nanoseconds step)
 {
-  pace made{true, 4, 10, 4096};
+  pace made{true, 4, 10, 4096, 4e10};
   made.note_single(700us);
   made.note_single(400us);
   for (std::uint32_t i = 0; i < pace::first_steps; ++i) made.note_step(50ms);
@@ -45,6 +45,7 @@ TEST_CASE("a pass is taken to cost what a step in lockstep took, what rows add t
   CHECK(made.profile().per_row == 20us);
   CHECK(made.profile().per_pass == 20us);
   CHECK(made.profile().selected_bytes == 4096);
+  CHECK(made.profile().link_bytes_per_second == 4e10);
   CHECK(made.description().find("20 us and 20 us a row") != std::string::npos);
 
   // Where four rows take no longer than one, a pass is all that there is.
@@ -69,7 +70,7 @@ TEST_CASE("rows go on being parked where that was faster, else they return to lo
 
 TEST_CASE("rows stay in lockstep where they are fewer than three, and where that was asked for")
 {
-  for (pace made : {pace{true, 2, 10, 4096}, pace{false, 8, 10, 4096}}) {
+  for (pace made : {pace{true, 2, 10, 4096, 4e10}, pace{false, 8, 10, 4096, 4e10}}) {
     for (int i = 0; i < 40; ++i) made.note_step(1ms);
     CHECK(made.chosen() == pace::way::lockstep);
     CHECK(!made.profile().known());
@@ -79,7 +80,7 @@ TEST_CASE("rows stay in lockstep where they are fewer than three, and where that
 
 TEST_CASE("a scheduler follows what its pace has chosen")
 {
-  pace asked{true, 2, 10, 4096};
+  pace asked{true, 2, 10, 4096, 4e10};
   paced_scheduler scheduler{&asked};
   std::array<pulseinfer::scheduler_row, 2> const rows{
     {{.row = pulseinfer::row_id{0}, .layer = pulseinfer::layer_id{1}, .phase = pulseinfer::row_phase::ready},
