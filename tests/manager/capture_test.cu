@@ -84,7 +84,7 @@ TEST_CASE("a manager's visits replay as graphs as its loop runs, rows parked mea
 
 namespace pulseinfer_test {
 
-/// All bytes that the host has of a row's first blocks, in every layer and head group.
+/// All bytes that the host has of a row's first blocks, in every layer that selects and every head group.
 template <class Decode>
 std::vector<std::byte> host_bytes_of(Decode& run, row_id row, std::uint32_t blocks)
 {
@@ -94,6 +94,7 @@ std::vector<std::byte> host_bytes_of(Decode& run, row_id row, std::uint32_t bloc
   for (std::uint32_t b = 0; b < blocks; ++b) {
     REQUIRE_FALSE(is_none(sequence.host_blocks[b]));
     for (std::uint32_t layer = 0; layer < run.kv.geometry().layers; ++layer) {
+      if (run.kv.geometry().group_of(static_cast<layer_id>(layer)).kind != layer_kind::selected) { continue; }
       for (std::uint32_t group = 0; group < run.kv.geometry().head_groups; ++group) {
         std::byte const* const at =
           run.kv.store().ref().address(static_cast<layer_id>(layer), group, sequence.host_blocks[b]);
@@ -135,7 +136,9 @@ TEST_CASE(
     loop.eager({{.row = row}});
   }
   REQUIRE(run.kv.sequences()[row].sealed == 28);
-  CHECK((host_bytes_of(run, row, 28) == host_bytes_of(loop, row, 28)));
+  std::vector<std::byte> const sent = host_bytes_of(run, row, 28);
+  CHECK(sent.size() == std::uint64_t{28} * 2 * 2 * run.kv.layout().block_bytes);
+  CHECK((sent == host_bytes_of(loop, row, 28)));
   // A replay that no begin_step made ready for is refused, and nothing has changed: its blocks would never be written.
   std::vector<std::uint32_t> const books = run.books();
   std::uint32_t const launches = run.launches;
@@ -157,6 +160,32 @@ TEST_CASE(
   REQUIRE(run.kv.failures().empty());
   REQUIRE(run.recalled > 20);
   for (std::uint32_t t = 100; t < 132; ++t) { REQUIRE(run.engine.output(1, t) == resident.engine.output(1, t)); }
+}
+
+TEST_CASE(
+  "fp8 keys and values and a plane of scales go to the host and back on a GPU: outputs are those of a row that stays")
+{
+  kv_geometry geometry = captured_geometry();
+  geometry.key_type = geometry.value_type = dtype::float8_e4m3;
+  geometry.extra_planes = {{.name = "scales", .bytes_per_token = 3, .bytes_per_block = 20}};
+  cuda_backend backend;
+  // verify looks at every plane of every block that comes back.
+  captured_decode<cuda_backend, whole, cuda_graphs> run{backend, true, 0.25F, geometry};
+  captured_decode<cuda_backend, whole, cuda_graphs> resident{backend, false, 0.25F, geometry};
+  row_id const row = run.open(1, 100);
+  row_id const kept = resident.open(1, 100, true);
+  for (std::uint32_t t = 0; t < 40; ++t) {
+    if (t % 2 == 0) {
+      run.replayed({{.row = row}}, 1);
+    } else {
+      run.eager({{.row = row}});
+    }
+    resident.eager({{.row = kept}});
+    REQUIRE((run.engine.output(1, 100 + t) == resident.engine.output(1, 100 + t)));
+  }
+  REQUIRE(run.kv.failures().empty());
+  REQUIRE(run.recalled > 20);
+  CHECK(backend.last_error() == "");
 }
 
 TEST_CASE("rows that share a prefix read it once on a GPU, in graphs too, and decode as rows that share nothing")

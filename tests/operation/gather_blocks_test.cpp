@@ -321,6 +321,19 @@ TEST_SUITE("operation")
     }));
   }
 
+  TEST_CASE("law 12: entries are joined where host block and head group are the same, and nowhere else")
+  {
+    join_entries const op{.plan = {.head_groups = 4}};
+    recall_entry const one{.source = host_block_id{7}, .lane = lane_id{5}};
+    for (std::int32_t lane = 0; lane < 12; ++lane) {
+      recall_entry other = one;
+      other.lane = static_cast<lane_id>(lane);
+      CHECK(op.same_source(one, other) == (lane % 4 == 1));
+      other.source = host_block_id{8};
+      CHECK_FALSE(op.same_source(one, other));
+    }
+  }
+
   TEST_CASE("law 1: blocks that rows share reach a slot of each, and cross the link once")
   {
     for (std::uint32_t const pitch : {37U, 64U, 260U}) {

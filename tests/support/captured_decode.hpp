@@ -51,10 +51,12 @@ class captured_decode {
   using graph_type = typename Graphs::graph;
   static constexpr std::uint32_t rows = 5, per_row = 8, longest = 200;
 
-  explicit captured_decode(Backend& made, bool verify = false, float hysteresis = 0.25F)
+  explicit captured_decode(
+    Backend& made, bool verify = false, float hysteresis = 0.25F,
+    pulseinfer::kv_geometry const& geometry = captured_geometry())
     : backend{made},
       stream{made.create_stream(pulseinfer::stream_priority::normal)},
-      model{captured_geometry()},
+      model{geometry},
       kv{
         made,
         stream,

@@ -28,7 +28,6 @@ class free_list {
   void extend(std::uint32_t size) noexcept
   {
     if (size <= size_) { return; }
-    first_word_ = std::min(first_word_, size_ / bits);
     free_ += size - size_;
     for (; size_ < size && size_ % bits != 0; ++size_) { words_[size_ / bits] |= bit(size_); }
     for (; size_ + bits <= size; size_ += bits) { words_[size_ / bits] = ~std::uint64_t{0}; }
