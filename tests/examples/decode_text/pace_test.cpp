@@ -13,9 +13,9 @@ using namespace decode_text;
 using namespace std::chrono_literals;
 
 // Steps of four rows: the first ones slow, as what is made at first use is, then all that are timed in lockstep.
-pace measured(pulseinfer::nanoseconds step)
+pace measured(pulseinfer::nanoseconds step, double link_bytes_per_second = 4e10)
 {
-  pace made{true, 4, 10, 4096, 4e10};
+  pace made{true, 4, 10, 4096, link_bytes_per_second};
   made.note_single(700us);
   made.note_single(400us);
   for (std::uint32_t i = 0; i < pace::first_steps; ++i) made.note_step(50ms);
@@ -91,7 +91,7 @@ TEST_CASE("a scheduler follows what its pace has chosen")
   CHECK(said.rows == 2);
   CHECK(said.enqueue_wait);
 
-  pace parked = measured(1000us);
+  pace parked = measured(1000us, 0.0);  // without a rate there is no plan: whoever is ready runs
   pulseinfer::decision const apart = paced_scheduler{&parked}.decide(rows, {}, 0ns, chosen);
   CHECK(apart.rows == 1);
   CHECK(chosen[0] == pulseinfer::row_id{0});
