@@ -19,6 +19,7 @@
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/transfer/fragment_copy_engine.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
+#include <pulseinfer/view/copy_list.hpp>
 #include <pulseinfer/view/residency.hpp>
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/row_list.hpp>
@@ -295,13 +296,16 @@ constexpr double gather_beside_products = 0.87;  // results/h200/interference.js
 double recall_rate()
 {
   static double const rate = [] {
-    constexpr std::uint64_t bytes = std::uint64_t{256} << 20U;
+    constexpr std::uint64_t bytes = std::uint64_t{32} << 20U;
     cuda_backend backend;
+    cuda_backend::stream_ref const stream = backend.create_stream();
     slab<cuda_backend> const from{backend, memory_space::pinned, bytes};
     slab<cuda_backend> const to{backend, memory_space::device, bytes};
+    copy_run const run{.target = to.data(), .source = from.data(), .bytes = bytes};
     auto const copy = [&] {
       auto const begin = std::chrono::steady_clock::now();
-      require(cudaMemcpy(to.data(), from.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+      require(backend.copy(stream, {.runs = &run, .count = 1, .direction = copy_direction::host_to_device}), "copy");
+      require(backend.synchronize(stream), "copy");
       return microseconds_since(begin);
     };
     static_cast<void>(copy());

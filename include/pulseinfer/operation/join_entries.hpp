@@ -43,7 +43,7 @@ struct join_entries {
   standing* stands = nullptr;          // [plan.capacity] used
 
   /// Places of the table for so many entries.
-  [[nodiscard]] static constexpr std::uint32_t table_places(std::uint32_t entries)
+  [[nodiscard]] static PULSEINFER_HOST_DEVICE constexpr std::uint32_t table_places(std::uint32_t entries)
   {
     std::uint32_t places = 1;
     while (places < 2 * entries && places < 0x80000000U) { places *= 2; }
