@@ -9,6 +9,7 @@
 #include "statistics.hpp"
 #include <pulseinfer/device/digest_values.hpp>
 #include <pulseinfer/observe/selection_trace.hpp>
+#include <pulseinfer/selector/calibration.hpp>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -45,6 +46,7 @@ struct command_options {
   bool quick = false;
   std::string only = {};
   std::vector<std::uint32_t> dense_layers = {};
+  std::filesystem::path calibration = {};
   std::uint32_t budget = 1024, tokens = 2048;
   double temperature = 1.0, deferred_share = 0.0;
   std::uint32_t block_tokens = 16, recent_tokens = 0, digest_tokens = 4, slots = 0, head_groups = 1;
@@ -562,6 +564,23 @@ void write_json(std::filesystem::path const& path, json const& content)
   if (!stream) { throw std::runtime_error{path.string() + ": cannot be written"}; }
 }
 
+/// Those that are named, else those that a calibration found.
+std::vector<std::uint32_t> dense_layers_of(command_options const& options, host_engine::llama_geometry const& geometry)
+{
+  if (!options.dense_layers.empty() || options.calibration.empty()) { return options.dense_layers; }
+  std::ifstream stream{options.calibration};
+  if (!stream) { throw std::runtime_error{options.calibration.string() + ": cannot be opened"}; }
+  pulseinfer::calibration const measured = pulseinfer::read_calibration(stream);
+  pulseinfer::validate(
+    measured,
+    {.layers = geometry.layers,
+     .query_heads = geometry.query_heads,
+     .kv_heads = geometry.kv_heads,
+     .head_dim = geometry.head_dim,
+     .block_tokens = measured.block_tokens});
+  return pulseinfer::dense_layers(measured);
+}
+
 /// Sets the heads that calibration chooses, for each fold from the documents of the other.
 json calibrate(
   std::vector<plan>& plans, std::vector<std::unique_ptr<document_run>> const& runs,
@@ -719,7 +738,7 @@ int run_table(command_options const& options, int argc, char** argv)
   std::vector<document> const documents = read_documents(options, result["context"]);
   std::vector<std::size_t> const folds = folds_of(documents);
   attention_geometry const geometry = geometry_of(weights.geometry);
-  std::vector<std::uint32_t> lookup = options.dense_layers;
+  std::vector<std::uint32_t> lookup = dense_layers_of(options, weights.geometry);
   std::vector<plan> plans;
   if (options.one_row) {
     plans.push_back({.options = configured(options, "row")});
@@ -831,7 +850,7 @@ int run_closed_loop(command_options const& options, int argc, char** argv)
   json result{{"context", begin_context(options, weights, argc, argv)}};
   std::vector<document> documents = read_documents(options, result["context"]);
   configuration c = configured(options, "closed loop");
-  c.dense_layers = options.dense_layers;
+  c.dense_layers = dense_layers_of(options, weights.geometry);
   std::uint32_t const context = weights.geometry.context_tokens;
   if (options.tokens + 1024 > context) {
     throw std::runtime_error{
@@ -891,7 +910,7 @@ int run_trace(command_options const& options, int argc, char** argv)
   json result{{"context", begin_context(options, weights, argc, argv)}};
   std::vector<document> const documents = read_documents(options, result["context"]);
   configuration c = configured(options, "trace");
-  c.dense_layers = options.dense_layers;
+  c.dense_layers = dense_layers_of(options, weights.geometry);
   std::uint32_t const layers = weights.geometry.layers, steps = documents.front().scored;
   std::vector<recall_record> records(documents.size(), recall_record{layers, steps, c.blocks()});
   std::vector<double> slots{1.0, 1.5, 2.0, 3.0, 4.0}, bytes(slots.size());
@@ -1001,6 +1020,7 @@ int main(int argc, char** argv)
     command->add_option("--head-groups", options.head_groups, "groups of KV heads that choose for themselves")
       ->check(CLI::PositiveNumber);
     command->add_option("--dense-layers", options.dense_layers, "layers that are not sparse")->delimiter(',');
+    command->add_option("--calibration", options.calibration, "file whose dense layers are taken where none are named");
     command->add_option("--block", options.block_tokens, "tokens of a block");
     command->add_option(
       "--digest-tokens", options.digest_tokens, "of which one digest is made, split<...> of a block; 0: a block");

@@ -29,8 +29,9 @@ void share(std::vector<float>& scores)
 template <class Policy, class T>
 class book_of final : public digest_book {
  public:
-  explicit book_of(host_engine::llama_geometry const& geometry)
+  book_of(std::uint32_t pieces, host_engine::llama_geometry const& geometry)
     : geometry_{geometry},
+      pieces_{pieces},
       elements_{device::digest_values<T>::elements(Policy::form::parts, geometry.head_dim)},
       head_bytes_{device::digest_values<T>::bytes(Policy::form::parts, geometry.head_dim)},
       digests_(geometry.layers),
@@ -39,14 +40,17 @@ class book_of final : public digest_book {
 
   void update(std::uint32_t layer, host_engine::kv_blocks const& kv) override
   {
-    std::size_t const block_bytes = geometry_.kv_heads * head_bytes_;
     std::size_t const full = kv.tokens / kv.block_tokens;
-    for (std::size_t block = digests_[layer].size() / block_bytes; block < full; ++block) {
-      digests_[layer].resize((block + 1) * block_bytes);
+    std::uint32_t const piece_tokens = kv.block_tokens / pieces_;
+    for (std::size_t block = digests_[layer].size() / block_bytes(); block < full; ++block) {
+      digests_[layer].resize((block + 1) * block_bytes());
       for (std::uint32_t head = 0; head < geometry_.kv_heads; ++head) {
-        Policy::form::make(
-          device::solo_group{}, keys_of(kv, block, head), geometry_.head_dim * sizeof(float), kv.block_tokens,
-          geometry_.head_dim, values(layer, block, head), storage_.data());
+        for (std::uint32_t piece = 0; piece < pieces_; ++piece) {
+          Policy::form::make(
+            device::solo_group{}, keys_of(kv, block, head) + std::size_t{piece} * piece_tokens * geometry_.head_dim,
+            geometry_.head_dim * sizeof(float), piece_tokens, geometry_.head_dim, values(layer, block, head, piece),
+            storage_.data());
+        }
       }
     }
   }
@@ -78,9 +82,13 @@ class book_of final : public digest_book {
           open += std::exp(static_cast<double>(scale * sum));
         }
         if (block < full) {
-          float score[device::score_quad];
-          device::block_scores(same, values(layer, block, kv_head), elements_, score);
-          scores[block] = score[0] + std::log(static_cast<float>(valid));
+          double sum = 0.0;
+          for (std::uint32_t piece = 0; piece < pieces_; ++piece) {
+            float score[device::score_quad];
+            device::block_scores(same, values(layer, block, kv_head, piece), elements_, score);
+            sum += std::exp(static_cast<double>(score[0]));
+          }
+          scores[block] = static_cast<float>(std::log(sum * static_cast<double>(kv.block_tokens / pieces_)));
         } else {  // it has no digest, and is always selected
           scores[block] = static_cast<float>(std::log(open));
         }
@@ -97,9 +105,9 @@ class book_of final : public digest_book {
     return result;
   }
 
-  void clear() override
+  void keep(std::size_t blocks) override
   {
-    for (auto& layer : digests_) layer.clear();
+    for (auto& layer : digests_) layer.resize(std::min(layer.size(), blocks * block_bytes()));
   }
 
  private:
@@ -107,26 +115,30 @@ class book_of final : public digest_book {
   {
     return kv.blocks[block] + std::size_t{head} * kv.block_tokens * geometry_.head_dim;
   }
-  [[nodiscard]] device::digest_values<T> values(std::uint32_t layer, std::size_t block, std::uint32_t head) const
+  [[nodiscard]] std::size_t block_bytes() const { return geometry_.kv_heads * pieces_ * head_bytes_; }
+  [[nodiscard]] device::digest_values<T> values(
+    std::uint32_t layer, std::size_t block, std::uint32_t head, std::uint32_t piece) const
   {
-    std::byte* const at =
-      const_cast<std::byte*>(digests_[layer].data()) + (block * geometry_.kv_heads + head) * head_bytes_;
+    std::byte* const at = const_cast<std::byte*>(digests_[layer].data()) + block * block_bytes() +
+      (std::size_t{head} * pieces_ + piece) * head_bytes_;
     return device::digest_values<T>{reinterpret_cast<T*>(at), elements_};
   }
 
   host_engine::llama_geometry geometry_;
-  std::uint32_t elements_;
-  std::size_t head_bytes_;
-  std::vector<std::vector<std::byte>> digests_;  // [layer][block, kv_head, head_bytes]
+  std::uint32_t pieces_;
+  std::uint32_t elements_;                       // of a piece's digest
+  std::size_t head_bytes_;                       // of a piece
+  std::vector<std::vector<std::byte>> digests_;  // [layer][block, kv_head, piece, head_bytes]
   std::vector<float> storage_;
 };
 
 template <class Policy>
-std::unique_ptr<digest_book> book_of_type(pulseinfer::dtype type, host_engine::llama_geometry const& geometry)
+std::unique_ptr<digest_book> book_of_type(
+  pulseinfer::dtype type, std::uint32_t pieces, host_engine::llama_geometry const& geometry)
 {
   switch (type) {
-    case pulseinfer::dtype::float16: return std::make_unique<book_of<Policy, pulseinfer::half>>(geometry);
-    case pulseinfer::dtype::int8: return std::make_unique<book_of<Policy, std::int8_t>>(geometry);
+    case pulseinfer::dtype::float16: return std::make_unique<book_of<Policy, pulseinfer::half>>(pieces, geometry);
+    case pulseinfer::dtype::int8: return std::make_unique<book_of<Policy, std::int8_t>>(pieces, geometry);
     default: throw std::invalid_argument{std::string{"digests of "} + name_of(type) + ", not float16 or int8"};
   }
 }
@@ -134,13 +146,18 @@ std::unique_ptr<digest_book> book_of_type(pulseinfer::dtype type, host_engine::l
 }  // namespace
 
 std::unique_ptr<digest_book> make_digest_book(
-  std::string const& digest, pulseinfer::dtype type, host_engine::llama_geometry const& geometry)
+  std::string const& digest, pulseinfer::dtype type, std::uint32_t pieces, std::uint32_t block_tokens,
+  host_engine::llama_geometry const& geometry)
 {
+  if (pieces == 0 || block_tokens % pieces != 0) {
+    throw std::invalid_argument{
+      "digests of " + std::to_string(pieces) + " pieces of blocks of " + std::to_string(block_tokens) + " tokens"};
+  }
   auto const is = [&](char const* name) { return digest == name; };
-  if (is(pulseinfer::cuboid_mean::form::name)) return book_of_type<pulseinfer::cuboid_mean>(type, geometry);
-  if (is(pulseinfer::min_max::form::name)) return book_of_type<pulseinfer::min_max>(type, geometry);
-  if (is(pulseinfer::mean_key::form::name)) return book_of_type<pulseinfer::mean_key>(type, geometry);
-  if (is(pulseinfer::log_mass::form::name)) return book_of_type<pulseinfer::log_mass>(type, geometry);
+  if (is(pulseinfer::cuboid_mean::form::name)) return book_of_type<pulseinfer::cuboid_mean>(type, pieces, geometry);
+  if (is(pulseinfer::min_max::form::name)) return book_of_type<pulseinfer::min_max>(type, pieces, geometry);
+  if (is(pulseinfer::mean_key::form::name)) return book_of_type<pulseinfer::mean_key>(type, pieces, geometry);
+  if (is(pulseinfer::log_mass::form::name)) return book_of_type<pulseinfer::log_mass>(type, pieces, geometry);
   throw std::invalid_argument{"'" + digest + "' is no digest"};
 }
 

@@ -31,13 +31,14 @@ class digest_book {
   [[nodiscard]] virtual block_shares shares(
     std::uint32_t layer, host_engine::kv_blocks const& kv, float const* queries, std::uint32_t tokens) const = 0;
 
-  /// Forgets the row, so that another begins.
-  virtual void clear() = 0;
+  /// Forgets all but the first blocks of the row in all layers; 0: another row begins.
+  virtual void keep(std::size_t blocks) = 0;
 };
 
-/// @param digest cuboid_mean, min_max, mean_key or log_mass
-/// @throws std::invalid_argument for another name or type
+/// @param digest cuboid_mean, min_max, mean_key or log_mass   @param pieces of a block, each with a digest of its own
+/// @throws std::invalid_argument for another name or type, or pieces that do not divide a block
 [[nodiscard]] std::unique_ptr<digest_book> make_digest_book(
-  std::string const& digest, pulseinfer::dtype type, host_engine::llama_geometry const& geometry);
+  std::string const& digest, pulseinfer::dtype type, std::uint32_t pieces, std::uint32_t block_tokens,
+  host_engine::llama_geometry const& geometry);
 
 }  // namespace calibrate

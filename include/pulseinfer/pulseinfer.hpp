@@ -176,6 +176,7 @@
 #include <pulseinfer/selector/mean_key.hpp>
 #include <pulseinfer/selector/min_max.hpp>
 #include <pulseinfer/selector/resolved_budget.hpp>
+#include <pulseinfer/selector/selector_among.hpp>
 #include <pulseinfer/selector/soft_vote.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 #include <pulseinfer/selector/split.hpp>

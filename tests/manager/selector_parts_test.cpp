@@ -1,7 +1,6 @@
 /// Managers that decode with every digest, head rule and budget: what they select is what is attended, wherever it lies.
 
 #include "../support/recording_backend.hpp"
-#include "../support/selector_among.hpp"
 #include "../support/synthetic_engine.hpp"
 #include <pulseinfer/admission/fixed_admission.hpp>
 #include <pulseinfer/backend/cpu/cpu_backend.hpp>
@@ -16,6 +15,7 @@
 #include <pulseinfer/selector/max_share.hpp>
 #include <pulseinfer/selector/mean_key.hpp>
 #include <pulseinfer/selector/min_max.hpp>
+#include <pulseinfer/selector/selector_among.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 #include <pulseinfer/selector/top_p.hpp>
 #include <pulseinfer/transfer/gather_scatter_engine.hpp>
@@ -63,14 +63,15 @@ kv_geometry geometry()
       {.first = 0, .count = 2}, {.first = 2, .count = 1, .kind = layer_kind::dense}, {.first = 3, .count = 1}}};
 }
 
-constexpr char const* calibration_text = "pulseinfer calibration 1\n"
-                                         "model layers 4 query_heads 8 kv_heads 4 head_dim 16\n"
-                                         "selection digest mean_key block_tokens 4 budget_tokens 24\n"
-                                         "layer 0 coverage 0.9 of_vote 0.9 sum heads 2\n"
-                                         "layer 1 coverage 0.9 of_vote 0.9 sum heads 0 1 3 weights 1 0.5 2\n"
-                                         "layer 2 coverage 0.9 of_vote 0.9 sum heads 0 1 2 3\n"
-                                         "layer 3 coverage 0.9 of_vote 0.9 largest heads 1 2\n"
-                                         "end 4\n";
+constexpr char const* calibration_text =
+  "pulseinfer calibration 2\n"
+  "model layers 4 query_heads 8 kv_heads 4 head_dim 16\n"
+  "selection digest mean_key block_tokens 4 budget_tokens 24\n"
+  "layer 0 selected divergence 0 coverage 0.9 of_vote 0.9 sum heads 2\n"
+  "layer 1 selected divergence 0 coverage 0.9 of_vote 0.9 sum heads 0 1 3 weights 1 0.5 2\n"
+  "layer 2 dense divergence 0 coverage 0.9 of_vote 0.9 sum heads 0 1 2 3\n"
+  "layer 3 selected divergence 0 coverage 0.9 of_vote 0.9 largest heads 1 2\n"
+  "end 4\n";
 
 calibrated_heads rules_of(std::string const& text)
 {
@@ -387,7 +388,8 @@ TEST_SUITE("manager")
     CHECK(names_both(said("block_tokens 4", "block_tokens 16"), "16 tokens of a block", "4"));
     std::string const fewer = replaced(
       replaced(
-        replaced(calibration_text, "layer 3 coverage 0.9 of_vote 0.9 largest heads 1 2\n", ""), "end 4", "end 3"),
+        replaced(calibration_text, "layer 3 selected divergence 0 coverage 0.9 of_vote 0.9 largest heads 1 2\n", ""),
+        "end 4", "end 3"),
       "layers 4", "layers 3");
     CHECK(names_both(refusal(reading(calibrated{.heads = rules_of(fewer)}, 24)), "3 layers", "4"));
     std::string const form = said("digest mean_key", "digest min_max");

@@ -41,7 +41,11 @@ calibration three_layers()
     .digest = "cuboid_mean",
     .layers = {
       {.heads = {.kv_heads = {0, 1, 2, 3, 4, 5}}, .coverage = 0.96, .vote_coverage = 0.96},
-      {.heads = {.kv_heads = {4}}, .coverage = 0.1 + 0.2, .vote_coverage = 0.9},
+      {.kind = pulseinfer::layer_kind::dense,
+       .divergence = 0.25,
+       .heads = {.kv_heads = {4}},
+       .coverage = 0.1 + 0.2,
+       .vote_coverage = 0.9},
       {.heads = {.kv_heads = {1, 5}, .weights = {1.0F, 0.3F}}, .coverage = 0.5, .vote_coverage = 0.75}}};
 }
 
@@ -96,12 +100,12 @@ TEST_SUITE("selector")
     std::string const text = text_of(three_layers());
     CHECK(
       text ==
-      "pulseinfer calibration 1\n"
+      "pulseinfer calibration 2\n"
       "model layers 3 query_heads 12 kv_heads 6 head_dim 24\n"
       "selection digest cuboid_mean block_tokens 4 budget_tokens 64\n"
-      "layer 0 coverage 0.96 of_vote 0.96 sum heads 0 1 2 3 4 5\n"
-      "layer 1 coverage 0.30000000000000004 of_vote 0.9 sum heads 4\n"
-      "layer 2 coverage 0.5 of_vote 0.75 sum heads 1 5 weights 1 0.3\n"
+      "layer 0 selected divergence 0 coverage 0.96 of_vote 0.96 sum heads 0 1 2 3 4 5\n"
+      "layer 1 dense divergence 0.25 coverage 0.30000000000000004 of_vote 0.9 sum heads 4\n"
+      "layer 2 selected divergence 0 coverage 0.5 of_vote 0.75 sum heads 1 5 weights 1 0.3\n"
       "end 3\n");
     std::istringstream in{text};
     CHECK(pulseinfer::read_calibration(in) == three_layers());
@@ -129,14 +133,18 @@ TEST_SUITE("selector")
       CHECK(said.find(part) != std::string::npos);
     };
     has(
-      with("calibration 1", "calibration 2"),
-      "line 1: 'pulseinfer calibration 2' where 'pulseinfer calibration 1' begins the file");
+      with("calibration 2", "calibration 1"),
+      "line 1: 'pulseinfer calibration 1' where 'pulseinfer calibration 2' begins the file");
     has(with("layers 3", "layers three"), "line 2: 'three' is no layers from 0 to 65536");
     has(with("layers 3", "layers -3"), "line 2: '-3' is no layers");
     has(with("layers 3", "layers 4"), "line 7: 'end' where 'layer' is to stand");
     has(with("layers 3", "layers 2"), "line 6: 'layer' where 'end' is to stand");
     has(with("end 3", "end 2"), "line 7: the file names 3 layers");
     has(with("kv_heads", "kv_head"), "line 2: 'kv_head' where 'kv_heads' is to stand");
+    has(with("1 dense", "1 sparse"), "line 5: 'sparse' where selected or dense is to stand");
+    has(with("0.25", "inf"), "line 5: 'inf' is no divergence");
+    has(with("0.25", "-1"), "line 5: '-1' is no divergence");
+    has(with("dense divergence", "dense kl"), "line 5: 'kl' where 'divergence' is to stand");
     has(with("0.96", "nan"), "line 4: 'nan' is no coverage");
     has(with("0.96", "1.5"), "line 4: '1.5' is no coverage");
     has(with("0.9 ", "0.9x "), "line 5: '0.9x' is no coverage");
@@ -199,6 +207,44 @@ TEST_SUITE("selector")
       {.geometry = {.layers = 30, .query_heads = 9, .kv_heads = 3, .head_dim = 64}, .max_rows = 1, .max_blocks = 100});
     CHECK(bound.budget_blocks(layer_id{29}) == 64);
     CHECK(bound.digest_bytes(layer_id{0}) == shipped.layers[0].heads.kv_heads.size() * 256);
+    // Those that accuracy.md's tables leave dense.
+    CHECK(pulseinfer::dense_layers(shipped) == std::vector<std::uint32_t>{7, 17, 18, 20});
+  }
+
+  TEST_CASE("layers that cost far more than most are to stay dense, and become a cache's layer groups")
+  {
+    using pulseinfer::lookup_layers;
+    using layers = std::vector<std::uint32_t>;
+    CHECK(lookup_layers({}).empty());
+    CHECK(lookup_layers(std::vector<double>(30, 0.25)).empty());
+    std::vector<double> costs(30, 1.0);
+    for (std::size_t i = 0; i < costs.size(); ++i) { costs[i] += static_cast<double>(i) / 30.0; }
+    CHECK(lookup_layers(costs).empty());
+    // One that costs more than all others together hides none of them.
+    costs[7] = 900.0;
+    costs[18] = 80.0;
+    costs[20] = 30.0;
+    costs[4] = 14.0;
+    CHECK(lookup_layers(costs) == layers{7, 18, 20});
+    CHECK(lookup_layers(costs, 5.0) == layers{4, 7, 18, 20});
+    // A sixth of all at most, those that cost the most.
+    for (std::size_t i = 0; i < 8; ++i) { costs[2 * i] = 50.0 + static_cast<double>(i); }
+    CHECK(lookup_layers(costs) == layers{7, 10, 12, 14, 18});
+    CHECK(lookup_layers({0.0, 1.0, 0.0}) == layers{1});
+
+    calibration const measured = three_layers();
+    CHECK(pulseinfer::dense_layers(measured) == layers{1});
+    std::vector<pulseinfer::layer_group> const groups = pulseinfer::layer_groups(measured);
+    REQUIRE(groups.size() == 3);
+    pulseinfer::kv_geometry geometry{
+      .layers = 3, .query_heads = 12, .kv_heads = 6, .head_dim = 24, .block_tokens = 4, .layer_groups = groups};
+    CHECK_NOTHROW(pulseinfer::validate(geometry));
+    for (std::uint32_t layer = 0; layer < 3; ++layer) {
+      CHECK(geometry.group_of(static_cast<layer_id>(layer)).kind == measured.layers[layer].kind);
+    }
+    calibration alike = measured;
+    alike.layers[1].kind = pulseinfer::layer_kind::selected;
+    CHECK(pulseinfer::layer_groups(alike).size() == 1);
   }
 
   TEST_CASE(

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Which heads choose in each layer of a model, as measured on its dense attention, and its text form.
+/// Which heads choose in each layer of a model and which layers are to stay dense, as measured on a text, and its text form.
 
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
@@ -25,6 +25,8 @@ namespace pulseinfer {
 /// Of one layer. Coverage is the part of all heads' mass that a choice of blocks recovers, of what the best choice recovers;
 /// blocks that are always selected are left out of both.
 struct calibrated_layer {
+  layer_kind kind = layer_kind::selected;  ///< selected; or dense where selection costs far more than elsewhere
+  double divergence = 0.0;  ///< nat a token: KL of the dense model from the one in which this layer alone selects
   head_choice heads = {};
   double coverage = 0.0;       ///< by these heads' digests
   double vote_coverage = 0.0;  ///< by the vote of all heads' digests
@@ -65,7 +67,53 @@ inline void validate(calibration const& measured, kv_geometry const& geometry)
   }
 }
 
-inline constexpr std::string_view calibration_header = "pulseinfer calibration 1";
+/// Layers that look things up: those whose divergence is more than `times` the median of all layers', a sixth of all layers at
+/// most, the costliest. What selection costs a model lies in few layers; coverage does not tell which.
+/// @param divergence [layers]   @return ascending
+/// @source measured: docs/accuracy.md, "Which layers"
+[[nodiscard]] inline std::vector<std::uint32_t> lookup_layers(
+  std::vector<double> const& divergence, double times = 10.0)
+{
+  std::vector<std::uint32_t> result;
+  if (divergence.empty()) { return result; }
+  std::vector<double> sorted = divergence;
+  std::sort(sorted.begin(), sorted.end());
+  double const least = times * sorted[sorted.size() / 2];
+  for (std::size_t layer = 0; layer < divergence.size(); ++layer) {
+    if (divergence[layer] > least) { result.push_back(static_cast<std::uint32_t>(layer)); }
+  }
+  std::stable_sort(
+    result.begin(), result.end(), [&](std::uint32_t a, std::uint32_t b) { return divergence[a] > divergence[b]; });
+  result.resize(std::min(result.size(), (divergence.size() + 5) / 6));
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+/// The layers that a calibration wants dense, ascending.
+[[nodiscard]] inline std::vector<std::uint32_t> dense_layers(calibration const& measured)
+{
+  std::vector<std::uint32_t> result;
+  for (std::size_t layer = 0; layer < measured.layers.size(); ++layer) {
+    if (measured.layers[layer].kind == layer_kind::dense) { result.push_back(static_cast<std::uint32_t>(layer)); }
+  }
+  return result;
+}
+
+/// A calibration's layers as those of a cache: kv_geometry::layer_groups.
+[[nodiscard]] inline std::vector<layer_group> layer_groups(calibration const& measured)
+{
+  std::vector<layer_group> result;
+  for (std::size_t layer = 0; layer < measured.layers.size(); ++layer) {
+    layer_kind const kind = measured.layers[layer].kind;
+    if (result.empty() || result.back().kind != kind) {
+      result.push_back({.first = static_cast<std::uint32_t>(layer), .kind = kind});
+    }
+    ++result.back().count;
+  }
+  return result;
+}
+
+inline constexpr std::string_view calibration_header = "pulseinfer calibration 2";
 
 namespace detail {
 
@@ -80,7 +128,8 @@ template <class T>
 }  // namespace detail
 
 /// Lines of words with one space between them: the header; `model` and `selection` with numbers; one `layer` each with what was
-/// measured, the heads and, where they differ from 1, the weights; `end` and the number of layers.
+/// measured, whether the layer selects or is dense, the heads and, where they differ from 1, the weights; `end` and the number of
+/// layers.
 inline void write_calibration(std::ostream& out, calibration const& measured)
 {
   auto const number = [](auto value) { return detail::calibration_number(value); };
@@ -90,7 +139,9 @@ inline void write_calibration(std::ostream& out, calibration const& measured)
       << number(measured.block_tokens) << " budget_tokens " << number(measured.budget_tokens) << '\n';
   for (std::size_t i = 0; i < measured.layers.size(); ++i) {
     calibrated_layer const& layer = measured.layers[i];
-    out << "layer " << number(i) << " coverage " << number(layer.coverage) << " of_vote " << number(layer.vote_coverage)
+    out << "layer " << number(i) << (layer.kind == layer_kind::dense ? " dense" : " selected") << " divergence "
+        << number(layer.divergence) << " coverage " << number(layer.coverage) << " of_vote "
+        << number(layer.vote_coverage)
         << (layer.heads.combination == share_combination::sum ? " sum heads" : " largest heads");
     for (std::uint32_t const head : layer.heads.kv_heads) { out << ' ' << number(head); }
     if (!layer.heads.weights.empty()) {
@@ -218,6 +269,13 @@ class calibration_reader {
     lines.next_line("layer");
     calibrated_layer& layer = result.layers.emplace_back();
     if (named("layer", most) != i) { lines.refuse("layer " + std::to_string(i) + " comes next"); }
+    std::string_view const kind = lines.word("selected or dense");
+    if (kind != "selected" && kind != "dense") {
+      lines.refuse("'" + std::string{kind.substr(0, 40)} + "' where selected or dense is to stand");
+    }
+    layer.kind = kind == "dense" ? layer_kind::dense : layer_kind::selected;
+    lines.expect("divergence");
+    layer.divergence = lines.value<double>("divergence", std::numeric_limits<double>::max());
     lines.expect("coverage");
     layer.coverage = lines.value<double>("coverage", 1.0);
     lines.expect("of_vote");
