@@ -13,6 +13,9 @@
 #include "offload_options.hpp"
 #include "output_file.hpp"
 #include "run_options.hpp"
+#include <pulseinfer/error.hpp>
+#include <pulseinfer/numeric.hpp>
+#include <pulseinfer/selector/calibration.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -97,11 +100,24 @@ subject model_subject(run_options const& options)
   return made;
 }
 
-// Layers of SmolLM2-135M that look things up far back: leaving blocks out of these costs most. Measured one layer at a time, over texts.
-std::vector<std::uint32_t> lookup_layers(host_engine::llama_geometry const& model)
+// What was measured of the model: the file that is named, else the shipped one where the model is like the one that it is of.
+std::optional<pulseinfer::calibration> calibration_of(
+  run_options const& options, host_engine::llama_geometry const& model)
 {
-  bool const smollm2 = model.layers == 30 && model.hidden == 576 && model.kv_heads == 3 && model.vocabulary == 49152;
-  return smollm2 ? std::vector<std::uint32_t>{7, 18, 20} : std::vector<std::uint32_t>{};
+  std::string const shipped = "examples/calibrate/smollm2-135m.txt";
+  if (!options.calibration_path && !std::filesystem::exists(shipped)) return std::nullopt;
+  pulseinfer::calibration measured = load_calibration(options.calibration_path.value_or(shipped));
+  bool const fits = measured.layers.size() == model.layers && measured.query_heads == model.query_heads &&
+    measured.kv_heads == model.kv_heads && measured.head_dim == model.head_dim;
+  if (!fits && options.calibration_path) {
+    throw pulseinfer::configuration_error{
+      *options.calibration_path + " is of a model of " + std::to_string(measured.layers.size()) + " layers, " +
+      std::to_string(measured.query_heads) + " query heads and " + std::to_string(measured.kv_heads) + " KV heads of " +
+      std::to_string(measured.head_dim) + "; this one has " + std::to_string(model.layers) + ", " +
+      std::to_string(model.query_heads) + " and " + std::to_string(model.kv_heads) + " of " +
+      std::to_string(model.head_dim)};
+  }
+  return fits ? std::optional{std::move(measured)} : std::nullopt;
 }
 
 class stopwatch {
@@ -290,6 +306,8 @@ nlohmann::ordered_json figures(run_options const& options, device const& on, sub
     {"sink_tokens", options.offload.sink_tokens},
     {"hysteresis", options.offload.hysteresis},
     {"dense_layers", options.offload.dense_layers},
+    {"digest", name_of(options.offload.digest)},
+    {"digest_type", pulseinfer::name_of(options.offload.digest_type)},
     {"selector", name_of(options.offload.selector)},
     {"transfer", name_of(options.offload.transfer)},
     {"scheduler", name_of(options.offload.scheduler)},
@@ -335,7 +353,13 @@ void run(run_options options)
 
   subject const what = options.model == "synthetic" ? synthetic_subject(options) : model_subject(options);
   offload_options& offload = options.offload;
-  offload.dense_layers = options.dense_layers.value_or(lookup_layers(what.weights.geometry));
+  if (std::optional<pulseinfer::calibration> measured = calibration_of(options, what.weights.geometry)) {
+    offload.dense_layers = pulseinfer::dense_layers(*measured);
+    offload.measured = std::move(*measured);
+  } else if (offload.selector == selector_choice::calibrated_heads) {
+    throw pulseinfer::configuration_error{"calibrated_heads, and no calibration of this model is named"};
+  }
+  if (options.dense_layers) offload.dense_layers = *options.dense_layers;
   std::printf(
     "%s: %s\n%u tokens of prompt, %u tokens after it\n", what.weights.name.c_str(), what.title.c_str(),
     options.context_tokens, options.decode_tokens);

@@ -5,7 +5,10 @@
 #include "engine/llama_weights.hpp"
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/manager/offload_manager.hpp>
+#include <pulseinfer/numeric.hpp>
 #include <pulseinfer/observe/counters.hpp>
+#include <pulseinfer/selector/calibration.hpp>
+#include <pulseinfer/selector/few_heads.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -17,14 +20,33 @@
 
 namespace decode_text {
 
-enum class selector_choice : std::uint8_t { soft_vote, designated_head };
+enum class digest_choice : std::uint8_t { split_cuboid_mean, cuboid_mean, split_min_max, min_max, mean_key, log_mass };
+enum class selector_choice : std::uint8_t { soft_vote, max_share, designated_head, calibrated_heads };
 enum class transfer_choice : std::uint8_t { gather_scatter, fragment_copy, batch_copy };
 enum class scheduler_choice : std::uint8_t { lockstep, lockstep_hits_first, interruptible };
 
 /// The word for a choice, on the command line and in what is written.
+[[nodiscard]] constexpr char const* name_of(digest_choice choice)
+{
+  switch (choice) {
+    case digest_choice::cuboid_mean: return "cuboid_mean";
+    case digest_choice::split_min_max: return "split_min_max";
+    case digest_choice::min_max: return "min_max";
+    case digest_choice::mean_key: return "mean_key";
+    case digest_choice::log_mass: return "log_mass";
+    case digest_choice::split_cuboid_mean: break;
+  }
+  return "split_cuboid_mean";
+}
 [[nodiscard]] constexpr char const* name_of(selector_choice choice)
 {
-  return choice == selector_choice::soft_vote ? "soft_vote" : "designated_head";
+  switch (choice) {
+    case selector_choice::max_share: return "max_share";
+    case selector_choice::designated_head: return "designated_head";
+    case selector_choice::calibrated_heads: return "calibrated_heads";
+    case selector_choice::soft_vote: break;
+  }
+  return "soft_vote";
 }
 [[nodiscard]] constexpr char const* name_of(transfer_choice choice)
 {
@@ -46,6 +68,9 @@ enum class scheduler_choice : std::uint8_t { lockstep, lockstep_hits_first, inte
 }
 
 struct offload_options {
+  digest_choice digest = digest_choice::split_cuboid_mean;
+  pulseinfer::dtype digest_type = pulseinfer::dtype::int8;
+  pulseinfer::calibration measured = {};  // of the model, for calibrated_heads
   selector_choice selector = selector_choice::soft_vote;
   transfer_choice transfer = transfer_choice::gather_scatter;
   scheduler_choice scheduler = scheduler_choice::interruptible;
@@ -83,6 +108,15 @@ class offload_decoder : public decoder {
 /// @throws pulseinfer::configuration_error for a layer that the model does not have
 [[nodiscard]] std::vector<pulseinfer::layer_group> layer_groups(
   std::uint32_t layers, std::span<std::uint32_t const> dense_layers);
+
+/// Reads a calibration's file.
+/// @throws pulseinfer::argument_error with the line, std::runtime_error where there is none
+[[nodiscard]] pulseinfer::calibration load_calibration(std::string const& path);
+
+/// The heads that choose in each layer.
+/// @throws pulseinfer::configuration_error where designated heads or a calibration are of another model
+[[nodiscard]] pulseinfer::few_heads choosing_heads(
+  offload_options const& options, host_engine::llama_geometry const& model);
 
 /// @param weights borrowed
 /// @throws pulseinfer::error, std::runtime_error with the numbers that don't fit

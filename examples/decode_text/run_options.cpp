@@ -140,14 +140,28 @@ std::optional<run_options> parse_options(int argc, char const* const* argv, int&
   app
     .add_option(
       "--dense-layers", dense_layers,
-      "layers that keep all their blocks on the GPU, or none (default: 7,18,20 for SmolLM2-135M, none for others)")
+      "layers that keep all their blocks on the GPU, or none (default: those that the calibration says)")
     ->check([](std::string const& text) {
       std::vector<std::uint32_t> layers;
       return parse_layers(text, layers);
     });
+  app.add_option(
+    "--calibration", options.calibration_path,
+    "what examples/calibrate wrote of the model: which layers stay dense, and which heads choose for calibrated_heads "
+    "(default: examples/calibrate/smollm2-135m.txt where the model is like it)");
   add_choice(
-    app, "--selector", offload.selector, "how blocks are chosen: by all heads together, or by one for all",
-    {selector_choice::soft_vote, selector_choice::designated_head});
+    app, "--digest", offload.digest, "what scores a block; split_...: a digest for each quarter of its tokens",
+    {digest_choice::split_cuboid_mean, digest_choice::cuboid_mean, digest_choice::split_min_max, digest_choice::min_max,
+     digest_choice::mean_key, digest_choice::log_mass});
+  add_choice(
+    app, "--digest-type", offload.digest_type, "how digests are stored",
+    {pulseinfer::dtype::int8, pulseinfer::dtype::float16, pulseinfer::dtype::float32});
+  add_choice(
+    app, "--head-rule,--selector", offload.selector,
+    "whose shares choose the blocks: of all heads in sum, the largest of any, of one head for all, or of those that a "
+    "calibration names for each layer",
+    {selector_choice::soft_vote, selector_choice::max_share, selector_choice::designated_head,
+     selector_choice::calibrated_heads});
   offload.designated_heads = {0};
   app
     .add_option("--designated-heads", offload.designated_heads, "KV head that chooses: one for all layers, or one each")

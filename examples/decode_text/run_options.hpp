@@ -22,7 +22,8 @@ struct run_options {
   device_choice device = device_choice::automatic;
   std::string json_path, timeline_path;
   std::vector<std::pair<std::string, std::string>> notes = {};  // further entries of the JSON file
-  std::optional<std::vector<std::uint32_t>> dense_layers = {};  // absent: those that the model is known to need
+  std::optional<std::vector<std::uint32_t>> dense_layers = {};  // absent: those of the calibration
+  std::optional<std::string> calibration_path = {};  // absent: the one that is shipped, where it is of this model
   offload_options offload;
 };
 

@@ -123,7 +123,10 @@ TEST_CASE("law 3: a budget that covers the text gives the dense logits, whatever
       for (auto const scheduler :
            {scheduler_choice::lockstep, scheduler_choice::lockstep_hits_first, scheduler_choice::interruptible}) {
         for (std::uint32_t const block_tokens : {4U, 16U}) {
+          bool const votes = selector == selector_choice::soft_vote;
           offload_options const options{
+            .digest = votes ? digest_choice::split_cuboid_mean : digest_choice::mean_key,
+            .digest_type = votes ? pulseinfer::dtype::int8 : pulseinfer::dtype::float16,
             .selector = selector,
             .transfer = transfer,
             .scheduler = scheduler,
@@ -193,7 +196,9 @@ TEST_CASE("with a quarter of the tokens the copying model still copies; with sin
   dense_decoder window{weights, 1, context + count, 256, 16};
   auto const expected = decode(dense, texts);
 
-  offload_options const options{.budget_tokens = 256, .slots_tokens = 320, .chunk = 256};
+  // One digest a block: one for each four tokens takes 4 times its bytes.
+  offload_options const options{
+    .digest = digest_choice::cuboid_mean, .budget_tokens = 256, .slots_tokens = 320, .chunk = 256};
   auto const sparse = make_offload_decoder(weights, options, lengths_of(texts));
   auto const found = decode(*sparse, texts);
   // The window's prompt is read densely, as the others' is.
@@ -246,6 +251,59 @@ TEST_CASE("a timeline is one JSON document with the engine's work and the librar
     CAPTURE(std::string{name});
     CHECK(std::ranges::any_of(events, [&](auto const& event) { return event.at("name") == name; }));
   }
+}
+
+TEST_CASE("each digest and head rule chooses in its own way, and a calibration's heads as if they were named")
+{
+  host_engine::llama_weights const weights = host_engine::make_random_llama(small, 13);
+  std::vector<row_text> const texts{{.prompt = 200, .tokens = random_tokens(216, small.vocabulary, 2)}};
+  auto const with = [](digest_choice digest, selector_choice selector) {
+    return offload_options{
+      .digest = digest,
+      .selector = selector,
+      .budget_tokens = 80,
+      .slots_tokens = 160,
+      .recent_tokens = 16,
+      .designated_heads = {0},
+      .chunk = 32};
+  };
+  auto const decoded = [&](offload_options const& options) {
+    return decode(*make_offload_decoder(weights, options, lengths_of(texts)), texts);
+  };
+  using enum digest_choice;
+  auto const by_one_head = decoded(with(split_cuboid_mean, selector_choice::designated_head));
+  std::vector found{by_one_head, decoded(with(split_cuboid_mean, selector_choice::max_share))};
+  for (auto const digest : {split_cuboid_mean, cuboid_mean, split_min_max, min_max, mean_key, log_mass}) {
+    found.push_back(decoded(with(digest, selector_choice::soft_vote)));
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      CAPTURE(i);
+      CAPTURE(j);
+      CHECK((found[i] != found[j]));
+    }
+  }
+
+  offload_options calibrated = with(split_cuboid_mean, selector_choice::calibrated_heads);
+  calibrated.measured = {
+    .query_heads = small.query_heads,
+    .kv_heads = small.kv_heads,
+    .head_dim = small.head_dim,
+    .block_tokens = 16,
+    .budget_tokens = 80,
+    .digest = "cuboid_mean",
+    .layers = std::vector<pulseinfer::calibrated_layer>(small.layers, {.heads = {.kv_heads = {0}}})};
+  CHECK((decoded(calibrated) == by_one_head));
+  calibrated.digest = mean_key;
+  CHECK(message_of([&] {
+          (void)decoded(calibrated);
+        }).find("digests 'cuboid_mean', the selector has 'mean_key'") != std::string::npos);
+  calibrated.digest = cuboid_mean;
+  calibrated.measured.layers.pop_back();
+  CHECK(message_of([&] { (void)decoded(calibrated); }).find("the cache has 3") != std::string::npos);
+  CHECK(message_of([] {
+          (void)load_calibration("no-such-file.txt");
+        }) == "no-such-file.txt: no calibration can be read there");
 }
 
 TEST_CASE("options that can't work are refused with their numbers")

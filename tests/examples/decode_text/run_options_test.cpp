@@ -75,6 +75,37 @@ TEST_CASE("each policy has its word, and the library's own way is the default")
   CHECK(parsed({"--scheduler", "lockstep_hits_first"}).offload.scheduler == scheduler_choice::lockstep_hits_first);
   CHECK(parsed({}).offload.selector == selector_choice::soft_vote);
   CHECK(parsed({"--selector", "designated_head"}).offload.selector == selector_choice::designated_head);
+  CHECK(parsed({"--head-rule", "max_share"}).offload.selector == selector_choice::max_share);
+  CHECK(parsed({"--head-rule", "calibrated_heads"}).offload.selector == selector_choice::calibrated_heads);
+  CHECK(code_of({"--head-rule", "dice"}) == 2);
+}
+
+TEST_CASE("digests of bytes for each quarter of a block are the default, and each other one has its word")
+{
+  using pulseinfer::dtype;
+  CHECK(parsed({}).offload.digest == digest_choice::split_cuboid_mean);
+  CHECK(parsed({}).offload.digest_type == dtype::int8);
+  CHECK(offload_options{}.digest == digest_choice::split_cuboid_mean);  // what engines of this folder take
+  CHECK(offload_options{}.digest_type == dtype::int8);
+  for (auto const digest :
+       {digest_choice::split_cuboid_mean, digest_choice::cuboid_mean, digest_choice::split_min_max,
+        digest_choice::min_max, digest_choice::mean_key, digest_choice::log_mass}) {
+    CHECK(parsed({"--digest", name_of(digest)}).offload.digest == digest);
+  }
+  for (auto const type : {dtype::int8, dtype::float16, dtype::float32}) {
+    CHECK(parsed({"--digest-type", pulseinfer::name_of(type)}).offload.digest_type == type);
+  }
+  CHECK(code_of({"--digest", "tea_leaves"}) == 2);
+  CHECK(code_of({"--digest-type", "bfloat16"}) == 2);
+}
+
+TEST_CASE("a calibration is a file, and which layers stay dense follows it unless they are named")
+{
+  CHECK_FALSE(parsed({}).calibration_path.has_value());
+  CHECK_FALSE(parsed({}).dense_layers.has_value());
+  CHECK(parsed({"--calibration", "mine.txt"}).calibration_path == "mine.txt");
+  CHECK(parsed({"--dense-layers", "none"}).dense_layers == std::vector<std::uint32_t>{});
+  CHECK(parsed({"--dense-layers", "3,9"}).dense_layers == std::vector<std::uint32_t>{3, 9});
 }
 
 TEST_CASE("figures and timeline are two files")
