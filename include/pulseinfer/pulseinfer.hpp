@@ -20,6 +20,7 @@
 #include <pulseinfer/view/decision.hpp>
 #include <pulseinfer/view/decision_record.hpp>
 #include <pulseinfer/view/failure_record.hpp>
+#include <pulseinfer/view/foresight.hpp>
 #include <pulseinfer/view/mailbox.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
@@ -81,6 +82,7 @@
 #include <pulseinfer/operation/checksum_blocks.hpp>
 #include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
+#include <pulseinfer/operation/defer_blocks.hpp>
 #include <pulseinfer/operation/exchange_slots.hpp>
 #include <pulseinfer/operation/export_append_slots.hpp>
 #include <pulseinfer/operation/export_table.hpp>
@@ -94,6 +96,7 @@
 #include <pulseinfer/operation/land_stream.hpp>
 #include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/operation/list_stream.hpp>
+#include <pulseinfer/operation/list_wanted_blocks.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/move_runs.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
@@ -112,6 +115,7 @@
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
+#include <pulseinfer/operation/want_near_blocks.hpp>
 
 #include <pulseinfer/backend/checked.hpp>
 #include <pulseinfer/backend/growing_memory.hpp>
@@ -206,6 +210,7 @@
 #include <pulseinfer/admission/step_history.hpp>
 #include <pulseinfer/admission/working_set_admission.hpp>
 
+#include <pulseinfer/manager/background_filler.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/block_stream.hpp>
 #include <pulseinfer/manager/captured_step.hpp>

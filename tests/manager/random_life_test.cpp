@@ -42,6 +42,8 @@ void live_randomly()
       .stream_blocks = *rc::gen::element(0U, 1U, 2U, 5U, 40U),
       .mixed_layers = *rc::gen::arbitrary<bool>(),
       .warm_up = *rc::gen::arbitrary<bool>(),
+      .deferred_share = *rc::gen::element(0.0F, 0.05F, 0.5F),
+      .near_share = *rc::gen::element(0.0F, 0.0F, 0.5F),
       .seed = *rc::gen::inRange(0U, 1000U)};
     if (*rc::gen::arbitrary<bool>()) { s.host_blocks = 16 + *rc::gen::inRange(0U, 48U); }
     if (s.recalls != 0) { s.recalls += rows; }

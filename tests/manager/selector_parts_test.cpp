@@ -112,7 +112,7 @@ std::vector<among> each_of(std::uint32_t budget_tokens)
 }
 
 struct scene {
-  explicit scene(among const& selector, std::uint32_t quota_tokens = 36)
+  explicit scene(among const& selector, std::uint32_t quota_tokens = 36, float deferred_share = 0.0F)
     : backend{cpu_options{.mode = cpu_mode::manual}},
       stream{backend.create_stream(stream_priority::normal)},
       model{geometry()},
@@ -126,6 +126,7 @@ struct scene {
          .max_prefill_tokens = 8,
          .quota_tokens = quota_tokens,
          .slots = 2000,
+         .deferred_share = deferred_share,
          .captured_steps = 1},
         {.selector = selector}},
       engine{backend, stream, model, kv, 3, 8}
@@ -242,10 +243,10 @@ void check_selections(std::vector<selection_record> const& records, bool follows
   }
 }
 
-std::string refusal(among const& selector, std::uint32_t quota_tokens = 36)
+std::string refusal(among const& selector, std::uint32_t quota_tokens = 36, float deferred_share = 0.0F)
 {
   try {
-    scene const made{selector, quota_tokens};
+    scene const made{selector, quota_tokens, deferred_share};
   } catch (configuration_error const& said) {
     return said.what();
   }
@@ -336,6 +337,23 @@ TEST_SUITE("manager")
     std::string const said = refusal(sized(0.1), 32);
     CHECK(said.find("hot cache has 8 slots, one step can pin 9") != std::string::npos);
     CHECK(refusal(sized(0.1), 36) == "constructed");
+  }
+
+  TEST_CASE("deferral is refused where a head has no say: what is left for later may be all that it looks for")
+  {
+    std::vector<among> const selectors = each_of(budget_blocks * block_tokens);
+    for (std::size_t const i : {0U, 1U, 4U}) { CHECK(refusal(selectors[i], 36, 0.02F) == "constructed"); }
+    CHECK(refusal(selectors[2], 36, 0.02F).find("in layer 0 2 of 8 query heads choose") != std::string::npos);
+    CHECK(refusal(selectors[3], 36, 0.02F).find("in layer 0 2 of 8 query heads choose") != std::string::npos);
+    // The layer without selection asks nobody.
+    auto const by_all_but_dense = [&] {
+      few selector{
+        .heads = {
+          .layers = {
+            {.kv_heads = {0, 1, 2, 3}}, {.kv_heads = {0, 1, 2, 3}}, {.kv_heads = {0}}, {.kv_heads = {0, 1, 2, 3}}}}};
+      return reading(selector, budget_blocks * block_tokens);
+    };
+    CHECK(refusal(by_all_but_dense(), 36, 0.02F) == "constructed");
   }
 
   TEST_CASE("calibrated_heads: each layer keeps and follows the heads of its own line")

@@ -47,6 +47,7 @@ struct background_scene {
     take(host, rows * max_blocks);
     take(entries, lanes * selected);
     take(told, 4 * lanes);
+    take(foresight, lanes);
     take(step, 1);
     take(list, rows);
     *step = 50;
@@ -73,6 +74,7 @@ struct background_scene {
       leases[books * lease + i] = static_cast<slot_id>(slots[i]);
       slot_word& word = words[slots[i]];
       word.last_used = 40 + random() % 11;
+      word.ahead = random() % 3 == 0 ? 1U : 0U;
       std::uint32_t const kind = random() % 8;
       word.state = kind == 0 ? slot_state::empty
         : kind == 1          ? slot_state::dirty
@@ -109,7 +111,8 @@ struct background_scene {
          .misses = told,
          .hits = told + lanes,
          .flying = told + 2 * lanes,
-         .stalled = told + 3 * lanes},
+         .stalled = told + 3 * lanes,
+         .foresight = foresight},
       .step = step,
       .layer = layer_id{1},
       .head_groups = groups,
@@ -128,6 +131,7 @@ struct background_scene {
   host_block_id* host = nullptr;
   recall_entry* entries = nullptr;
   std::uint32_t* told = nullptr;
+  lane_foresight* foresight = nullptr;
   std::uint32_t* step = nullptr;
   row_id* list = nullptr;
 
@@ -151,6 +155,7 @@ TEST_CASE("resolve_background leaves on a GPU what it leaves on a CPU, by its ow
   auto const stream = backend.create_stream();
   std::uint32_t evicted_ahead = 0;  // residents that lose their slot to a block before them and are brought again
   std::uint32_t brought = 0;
+  std::uint64_t wasted = 0;
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     for (std::uint32_t const lease : {5U, 60U, 280U}) {
       for (std::uint32_t const most : {1U, 4U, 200U}) {
@@ -164,6 +169,7 @@ TEST_CASE("resolve_background leaves on a GPU what it leaves on a CPU, by its ow
         auto const* const old_slots = reinterpret_cast<slot_id const*>(
           before.data() + (reinterpret_cast<std::byte*>(scene.slot_of) - scene.memory.data()));
         for (std::uint32_t lane = 0; lane < background_scene::lanes; ++lane) {
+          wasted += scene.foresight[lane].wasted;
           for (std::uint32_t i = 0; i < scene.told[lane]; ++i) {
             block_id const block = scene.entries[lane * background_scene::selected + i].block;
             std::uint32_t const books = background_scene::lanes + lane;
@@ -188,6 +194,7 @@ TEST_CASE("resolve_background leaves on a GPU what it leaves on a CPU, by its ow
   }
   CHECK(brought > 1000);
   CHECK(evicted_ahead > 10);
+  CHECK(wasted > 100);
 }
 
 TEST_SUITE_END();

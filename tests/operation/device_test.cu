@@ -4,6 +4,7 @@
 #include "support/selection.hpp"
 #include <pulseinfer/backend/cuda/cuda_backend.cuh>
 #include <pulseinfer/operation/append_tokens.hpp>
+#include <pulseinfer/operation/defer_blocks.hpp>
 #include <pulseinfer/operation/exchange_slots.hpp>
 #include <pulseinfer/operation/export_append_slots.hpp>
 #include <pulseinfer/operation/export_table.hpp>
@@ -13,6 +14,7 @@
 #include <pulseinfer/operation/install_lease.hpp>
 #include <pulseinfer/operation/keep_selection.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
+#include <pulseinfer/operation/list_wanted_blocks.hpp>
 #include <pulseinfer/operation/merge_partials.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/paged_attention.hpp>
@@ -27,6 +29,7 @@
 #include <pulseinfer/operation/share_blocks.hpp>
 #include <pulseinfer/operation/update_digests.hpp>
 #include <pulseinfer/operation/vote_blocks.hpp>
+#include <pulseinfer/operation/want_near_blocks.hpp>
 #include <pulseinfer/replacement/lru.hpp>
 
 #include <cuda_runtime_api.h>
@@ -232,6 +235,7 @@ class lease_scene {
       landed_count(lanes),
       entries(lanes * max_selected),
       lane_counts(4 * lanes),
+      foresight(lanes),
       plan_entries(lanes * max_selected),
       row_begin(rows + 1),
       failed(lanes * max_selected, 9),
@@ -301,7 +305,8 @@ class lease_scene {
       .misses = lane_counts.data(),
       .hits = lane_counts.data() + lanes,
       .flying = lane_counts.data() + 2 * lanes,
-      .stalled = lane_counts.data() + 3 * lanes};
+      .stalled = lane_counts.data() + 3 * lanes,
+      .foresight = foresight.data()};
   }
   [[nodiscard]] resolve_blocks<lru> resolve(bool hits_only)
   {
@@ -364,6 +369,7 @@ class lease_scene {
   std::vector<std::uint32_t> landed_count;
   std::vector<recall_entry> entries;
   std::vector<std::uint32_t> lane_counts;
+  std::vector<lane_foresight> foresight;
   std::vector<recall_entry> plan_entries;
   std::vector<std::uint32_t> row_begin;
   std::vector<std::uint32_t> failed;
@@ -390,7 +396,7 @@ class lease_scene {
       auto const slot = static_cast<slot_id>(order[next++]);
       leased[i] = slot;
       slot_word& word = words[pool().word(l, slot)];
-      word = {.state = slot_state::empty, .last_used = 1 + draw(6)};
+      word = {.state = slot_state::empty, .last_used = 1 + draw(6), .ahead = draw(2)};
       if (draw(6) == 0) { continue; }
       word.block = static_cast<block_id>(numbers[i]);
       std::uint32_t const state = draw(5);
@@ -1218,6 +1224,89 @@ TEST_CASE(
       }
       CHECK(differing <= 1);
     }
+  }
+}
+
+TEST_CASE("what is left for later and what stands below the cut are the same on the GPU as on the CPU")
+{
+  for (std::uint32_t seed = 1; seed <= 6; ++seed) {
+    device_heap_scope const scope;
+    lease_scene s{seed};
+    constexpr std::uint32_t queries = 2, heads = 6, pitch = 96, words = 3;
+    std::mt19937 random{seed};
+    std::vector<float> votes(lease_scene::lanes * pitch);
+    std::vector<float> shares(lease_scene::rows * queries * heads * pitch);
+    std::vector<std::uint32_t> owed(lease_scene::layers * lease_scene::lanes * words);
+    std::vector<std::uint32_t> wanted(owed.size());
+    for (float& vote : votes) { vote = static_cast<float>(random() % 40); }
+    for (float& share : shares) { share = static_cast<float>(random() % 512) * 0x1p-13F; }
+    for (std::uint32_t& word : owed) { word = static_cast<std::uint32_t>(random() & random() & random()); }
+    for (std::uint32_t& word : wanted) { word = static_cast<std::uint32_t>(random() & random()); }
+    for (std::size_t word = 2; word < owed.size(); word += words) {
+      owed[word] &= (1U << (lease_scene::max_blocks - 64)) - 1;
+      wanted[word] &= (1U << (lease_scene::max_blocks - 64)) - 1;
+    }
+    for (std::size_t r = 0; r < s.info.size(); ++r) {
+      s.info[r] = {.tokens = static_cast<std::int32_t>(80 + 70 * r), .new_tokens = r == 1 ? 3 : 2};
+    }
+    selection_scores const scores{
+      .votes = votes.data(),
+      .shares = shares.data(),
+      .vote_pitch = pitch,
+      .share_pitch = pitch,
+      .queries = queries,
+      .heads = heads,
+      .every_head = true,
+      .budget_blocks = lease_scene::max_selected,
+      .sink_blocks = 1,
+      .recent_blocks = 2};
+    foresight_ref const foresight{
+      .owed = owed.data(),
+      .wanted = wanted.data(),
+      .totals = s.foresight.data(),
+      .lanes = lease_scene::lanes,
+      .words = words};
+    rig().check(want_near_blocks{
+      .layer = layer_id{1},
+      .rows = s.list(),
+      .info = s.info.data(),
+      .selection = s.selection(),
+      .scores = scores,
+      .foresight = foresight,
+      .head_groups = lease_scene::head_groups,
+      .block_tokens = 4,
+      .near_blocks = 6});
+    rig().check(defer_blocks{
+      .layer = layer_id{1},
+      .rows = s.list(),
+      .info = s.info.data(),
+      .selection = s.selection(),
+      .scores = scores,
+      .residency = s.residency(),
+      .foresight = foresight,
+      .head_groups = lease_scene::head_groups,
+      .block_tokens = 4,
+      .most_share = 0.15F,
+      .wants_others = true});
+    selection_ref listed = s.selection();
+    std::vector<block_id> ids(lease_scene::lanes * lease_scene::max_selected, none<block_id>);
+    std::vector<std::uint32_t> counts(lease_scene::lanes);
+    listed.ids = ids.data();
+    listed.counts = counts.data();
+    rig().check(list_wanted_blocks{
+      .layer = layer_id{1},
+      .rows = s.list(),
+      .listed = listed,
+      .foresight = foresight,
+      .residency = s.residency(),
+      .host_blocks = s.host_blocks.data(),
+      .head_groups = lease_scene::head_groups,
+      .most_blocks = 5});
+    std::uint64_t deferred = 0, brought = 0;
+    for (lane_foresight const& lane : s.foresight) { deferred += lane.deferred; }
+    for (std::uint32_t const count : counts) { brought += count; }
+    CHECK(deferred > 5);
+    CHECK(brought > 5);
   }
 }
 

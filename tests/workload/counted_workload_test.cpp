@@ -77,6 +77,30 @@ TEST_SUITE("workload")
     CHECK(workload.waiting_blocks() == 0);
   }
 
+  TEST_CASE("what stands below the cuts comes while nothing else moves, and serves the next step")
+  {
+    for (std::uint32_t const pieces : {1000U, 3U}) {
+      miss_generator generator{load()};
+      counted_workload workload{generator, {.near_share = 1.0}};
+      std::uint64_t misses = 0;
+      for (int i = 0; i < 50; ++i) { misses += step(workload, pieces); }
+      workload_totals const& t = workload.totals();
+      CHECK(t.demanded + t.prefetched == misses);
+      double const share = static_cast<double>(t.prefetched) / static_cast<double>(misses);
+      double const all = newcomer_model{}.near_recall * 49.0 / 50.0;  // the first step has none before it
+      if (pieces == 1000) {
+        CHECK(share == doctest::Approx(all).epsilon(0.05));
+        // What came last has not been asked for yet.
+        std::uint64_t const waits = t.moved / 50;
+        CHECK(t.moved == t.prefetched + t.wasted + waits);
+      } else {
+        CHECK(share > 0.0);
+        CHECK(share < all / 2);
+      }
+      CHECK(workload.waiting_blocks() == 0);
+    }
+  }
+
   TEST_CASE("a prefetch that has no time is dropped, and its blocks are demanded")
   {
     miss_generator generator{load()};

@@ -5,6 +5,7 @@
 #include <pulseinfer/concepts/backend.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/view/foresight.hpp>
 #include <pulseinfer/view/selection.hpp>
 
 #include <concepts>
@@ -58,6 +59,14 @@ template <class T, class B>
 concept selector_selects = selector_binds<T, B> &&
   requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, select_request const& request) {
     { self.select_async(stream, request) } noexcept -> std::same_as<status>;
+  };
+
+/// Tells what it chose by, so that the manager can look below the cut, and leave missing blocks of little share for later. Optional.
+template <class T, class B>
+concept selector_tells_scores =
+  selector_binds<T, B> && requires(bound_selector_t<T, B>& self, typename B::stream_ref stream, layer_id layer) {
+    { self.keep_shares(stream) } -> std::same_as<status>;
+    { self.scores(layer) } noexcept -> std::same_as<selection_scores>;
   };
 
 template <class T, class B>

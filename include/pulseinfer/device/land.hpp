@@ -32,6 +32,7 @@ PULSEINFER_HOST_DEVICE inline void give_up(
 {
   slot_word& word = landed.residency.slots[plan.pool.word(plan.layer, entry.target)];
   word.state = slot_state::empty;
+  word.ahead = 0;
   word.block = none<block_id>;
   landed.residency.slots_of_lane(plan.layer, entry.lane)[to_index(entry.block)] = none<slot_id>;
   lane_table_ref const& table = landed.table;

@@ -98,7 +98,9 @@ class block_keeper {
           .max_selected = budget.max_selected,
           .max_lease = std::max(budget.max_lease, 1U),
           .ring = budget.ring,
-          .slot_words = pool_.total_slots()}},
+          .slot_words = pool_.total_slots(),
+          .wants = options.deferred_share > 0.0F || options.near_share > 0.0F,
+          .owes = options.deferred_share > 0.0F}},
       leases_{
         geometry.layers, options.max_rows, geometry.head_groups, budget.max_blocks, std::max(budget.max_lease, 1U),
         budget.ring},
@@ -843,6 +845,7 @@ class block_keeper {
         .table = books_.table(),
         .info = books_.info(),
         .host_blocks = books_.host_blocks(),
+        .foresight = books_.foresight(),
         .head_groups = geometry_.head_groups});
   }
 

@@ -12,6 +12,7 @@
 #include <pulseinfer/detail/abandonment.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
+#include <pulseinfer/manager/background_filler.hpp>
 #include <pulseinfer/manager/block_keeper.hpp>
 #include <pulseinfer/manager/block_stream.hpp>
 #include <pulseinfer/manager/captured_step.hpp>
@@ -163,6 +164,7 @@ class offload_manager {
       arena_{backend, std::uint64_t{options.max_rows} * geometry.layers * 8 + options.max_rows},
       meter_{options.max_rows, backend.now()},
       balancer_{options.max_rows, geometry.layers},
+      filler_{backend, compute, keeper_, recalls_, selector_, geometry, options},
       queue_{backend, compute, keeper_, recalls_, arena_, meter_.running(), geometry.layers, options, scheduler},
       fixed_lists_{backend, memory_space::device, std::uint64_t{fixed_list_count} * options.max_rows * sizeof(row_id)},
       mask_words_(divide_up(options.max_rows, 64U)),
@@ -547,7 +549,7 @@ class offload_manager {
   /// step_sample::background_blocks. Rows and layers without offloaded blocks are passed over.
   ///
   /// Demand goes first: background recalls travel behind the demand recalls begun before them, one at a time, at most
-  /// `recall_driver::max_background_bytes` and so many that every lane keeps slots for a whole selection; where `quota_tokens`
+  /// `manager_options::background_bytes` and so many that every lane keeps slots for a whole selection; where `quota_tokens`
   /// leaves none, nothing travels. Of more rows than one block of each lane fits for, some travel, call by call others.
   /// @param queries [tokens, query_heads, head_dim], places as in the step's tensors
   /// @status out_of_range, invalid_argument, invalid_state as `begin_recall`; busy: the background recall before is still
@@ -860,7 +862,7 @@ class offload_manager {
   {
     drive();
     end_asked();
-    return queue_.next(v);
+    return queue_.next(v, [this] { fill_background(); });
   }
 
   /// The calling thread drives the manager from here on.
@@ -1142,6 +1144,7 @@ class offload_manager {
   void take_row(row_id row) noexcept
   {
     balancer_.begin(row, recalls_.box(row));
+    filler_.forget(row);
     queue_[row] = row_runtime{};
     uses_[to_index(row)].store(row_use::open, std::memory_order_release);
   }
@@ -1272,7 +1275,8 @@ class offload_manager {
     std::uint32_t late = 0;
     for (row_id const row : queue_.rows()) { late += queue_.is_late(row) ? 1U : 0U; }
     bool const counts = meter_.close(
-      &recalls_.box(row_id{0}), &recalls_.background_box(row_id{0}), step_, late, layout_.block_bytes,
+      &recalls_.box(row_id{0}), &recalls_.background_box(row_id{0}),
+      std::span{keeper_.books().totals(), keeper_.books().sizes().lanes()}, step_, late, layout_.block_bytes,
       keeper_.written_bytes(), backend_->now());
     if (!counts) { return; }
     for (std::uint32_t r = 0; r < options_.max_rows; ++r) {
@@ -1476,9 +1480,63 @@ class offload_manager {
     for (std::uint32_t i = 0, place = 0; i < choosing.count; ++place) {
       if (rows[place] == choosing[i]) { r.places[i++] = place; }
     }
-    status const selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
+    status selected = selector_.select_async(stream, selection_of(layer, choosing, queries));
+    row_list recalling = {};
+    if (filler_.enabled() && selected == status::ok) { selected = look_ahead(layer, choosing, stream, recalling); }
     r.code = selected == status::ok ? recalls_.bring(r, stream) : selected;
+    if (r.code == status::ok && recalling.count != 0 && is_compute(stream)) {
+      filler_.queue(layer, recalling);
+      fill_background();
+    }
     return r.code;
+  }
+
+  /// Lets the selections of the rows say what may come in the background, and leaves for later what may be.
+  /// @param recalling the rows that recall
+  status look_ahead(
+    [[maybe_unused]] layer_id layer, [[maybe_unused]] row_list rows, [[maybe_unused]] stream_ref stream,
+    [[maybe_unused]] row_list& recalling) noexcept
+  {
+    if constexpr (selector_tells_scores<Selector, B>) {
+      bool const all = std::ranges::all_of(rows, [&](row_id row) { return travels(row, layer); });
+      recalling = all ? rows : sublist(rows, [&](row_id row) { return travels(row, layer); });
+      if (recalling.count == 0) { return status::ok; }
+      if (recalling.ids == nullptr) { return status::busy; }
+      for (row_id const row : recalling) {
+        // What did not arrive is a miss again, and no recall that is yet to be proven asks for it.
+        if (queue_[row].unproven_last == 0 && recalls_.background_failed(row, layer)) {
+          recalls_.forgive_background(row, layer);
+        }
+      }
+      return filler_.note(selector_.scores(layer), layer, recalling, stream);
+    } else {
+      return status::ok;
+    }
+  }
+
+  /// Whether a stream is known to be the compute stream.
+  [[nodiscard]] bool is_compute([[maybe_unused]] stream_ref stream) const noexcept
+  {
+    if constexpr (requires { stream == compute_; }) {
+      return stream == compute_;
+    } else {
+      return false;
+    }
+  }
+
+  /// Gives the background what rows of the step want, where it is free.
+  void fill_background() noexcept
+  {
+    if (!filler_.enabled() || queue_.lost()) { return; }
+    filler_.fill([this](row_id row, layer_id layer) {
+      sequence_state const& sequence = keeper_.sequences()[row];
+      row_runtime const& state = queue_[row];
+      bool const steps = sequence.open() && sequence.pending != 0 && !state.closing &&
+        state.progress != row_progress::failed && travels(row, layer);
+      // What a late row selected some steps ago may be taken for idle; and of a recall that failed somebody may wait to hear.
+      bool const waits = queue_.stands_at(row, layer) && (state.late_history & 1U) != 0;
+      return steps && !waits && !recalls_.background_failed(row, layer);
+    });
   }
 
   /// Lists what a windowed layer reads of the rows.
@@ -1575,6 +1633,7 @@ class offload_manager {
   list_arena<B> arena_;
   step_meter meter_;
   row_balancer balancer_;
+  background_filler<B, TransferEngine, Replacement> filler_;
   visit_queue<B, TransferEngine, LayerScheduler, Replacement> queue_;
   slab<B> fixed_lists_;  // [fixed_list_count, max_rows] row_id: of the captured visit that runs
   std::vector<std::uint64_t> mask_words_;

@@ -30,10 +30,18 @@ struct manager_options {
   std::uint64_t host_blocks = 0;       ///< blocks of the host store; 0: every row at its longest
   std::uint64_t max_host_blocks = 0;  ///< blocks that the host store may grow to (grow_host_store); 0: it does not grow
   std::uint64_t host_limit_bytes = 0;  ///< refuse a host store above this; 0: no limit
-  std::uint32_t recalls = 0;           ///< recalls under way at once; 0: rows + 16
-  std::uint32_t captured_steps = 0;    ///< steps that are captured as graphs at once; each has a plan for every layer
-  std::uint32_t max_tries = 2;         ///< recalls of a row in a layer before its blocks count as lost; 255 at most
-  std::uint32_t saved_sequences = 0;   ///< preempted and retained sequences at once; 0: as many as rows
+  /// Missing blocks of so little share are left for later: together no more than this of a row's softmax mass in a layer, in every
+  /// query head. They come in the background. 0: none are, and results depend on selections alone.
+  float deferred_share = 0.0F;
+  /// Blocks below a selection's cut that come in the background too, in parts of the budget: 0.25 for ranks K + 1 to 1.25 K.
+  float near_share = 0.0F;
+  /// Most bytes that travel in the background at once: a demand waits at most for these. With less than a block of a row's lanes
+  /// nothing does.
+  std::uint64_t background_bytes = std::uint64_t{512} << 10U;
+  std::uint32_t recalls = 0;          ///< recalls under way at once; 0: rows + 16
+  std::uint32_t captured_steps = 0;   ///< steps that are captured as graphs at once; each has a plan for every layer
+  std::uint32_t max_tries = 2;        ///< recalls of a row in a layer before its blocks count as lost; 255 at most
+  std::uint32_t saved_sequences = 0;  ///< preempted and retained sequences at once; 0: as many as rows
   bool verify = false;  ///< checksums of every block that is written back, looked at again when it is recalled
   nanoseconds wait_limit{
     std::chrono::seconds{30}};  ///< longest that begin_step waits for the device before it gives up

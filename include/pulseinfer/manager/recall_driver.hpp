@@ -40,9 +40,6 @@ class recall_driver {
  public:
   using stream_ref = typename B::stream_ref;
   static constexpr bool plans_on_host = TransferEngine::plans_on == plan_place::host;
-  /// Most bytes that travel in the background at once: a demand waits at most for these.
-  static constexpr std::uint64_t max_background_bytes = std::uint64_t{512} << 10U;
-
   /// @throws configuration_error, resource_error
   recall_driver(
     B& backend, block_keeper<B, Replacement>& keeper, kv_geometry const& geometry, manager_options const& options,
@@ -53,6 +50,7 @@ class recall_driver {
       head_groups_{geometry.head_groups},
       budget_blocks_{budget.budget_blocks},
       wait_limit_{options.wait_limit},
+      background_bytes_{options.background_bytes},
       policy_{policy},
       transfer_{transfer.bind(
         backend,
@@ -95,13 +93,15 @@ class recall_driver {
 
   /// A place for a new recall. @status see recall_ring::acquire; busy also while the device does not know of a recall that
   /// went wrong: nothing may be resolved before that
-  status take(ticket& given) noexcept
+  status take(ticket& given) noexcept { return take(given, backend_->now() + wait_limit_); }
+  /// @param deadline of the sleep where every place flies
+  status take(ticket& given, nanoseconds deadline) noexcept
   {
     if (unsettled()) {
       settle_all();
       if (unsettled()) { return status::busy; }
     }
-    return recalls_.acquire(given, backend_->now() + wait_limit_, [this](recall<B>& r) {
+    return recalls_.acquire(given, deadline, [this](recall<B>& r) {
       issue_planned(r);
       settle(r);
       if (r.priority == recall_priority::background) { settle_background(); }
@@ -222,7 +222,7 @@ class recall_driver {
   /// Most rows that one background recall may bring a block of each lane for; 0 where those of one row are too many bytes.
   [[nodiscard]] std::uint32_t background_rows() const noexcept
   {
-    return static_cast<std::uint32_t>(max_background_bytes / (std::uint64_t{head_groups_} * layout_.block_bytes));
+    return static_cast<std::uint32_t>(background_bytes_ / (std::uint64_t{head_groups_} * layout_.block_bytes));
   }
   /// The rows among `rows` whose turn it is to travel in the background, neighbours in the list.
   [[nodiscard]] row_list background_turn(row_list rows) noexcept
@@ -240,16 +240,20 @@ class recall_driver {
     std::uint32_t const slots = keeper_->least_lease() + 1;
     std::uint32_t const left = slots - std::min(slots, budget_blocks_);
     std::uint64_t const lanes = std::uint64_t{rows} * head_groups_;
-    std::uint64_t const blocks = max_background_bytes / layout_.block_bytes;
+    std::uint64_t const blocks = background_bytes_ / layout_.block_bytes;
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(left, blocks / lanes));
   }
 
   /// Whether the last background recall is still under way. They go one at a time.
   [[nodiscard]] bool background_flies() noexcept
   {
-    settle_background();
     recall<B>* const r = recalls_.find(background_);
-    return r != nullptr && !recalls_.copies_done(*r);
+    if (r == nullptr) { return false; }
+    // Asked first: what did not arrive has been told by the time that the copies are seen complete.
+    bool const complete = recalls_.copies_done(*r);
+    bool const failing = r->failing;
+    settle_background();
+    return !complete || r->failing != failing;
   }
 
   /// Brings, in the background, blocks that `device_books::expected` names: behind the demand recalls so far, in the stream
@@ -292,6 +296,16 @@ class recall_driver {
     settle_background();
     return background_missed(row, layer) != 0;
   }
+  /// Whether the last background recall, not yet seen complete, names the row in the layer. One that failed is complete once the
+  /// device has been told.
+  [[nodiscard]] bool background_pending(row_id row, layer_id layer) noexcept
+  {
+    bool const flies = background_flies();
+    recall<B>* const r = recalls_.find(background_);
+    return flies && r != nullptr && r->priority == recall_priority::background && r->layer == layer && names(*r, row);
+  }
+  /// The last background recall; nullptr where its place has been given out again.
+  [[nodiscard]] recall<B> const* background() noexcept { return recalls_.find(background_); }
   /// What failed is brought by a demand.
   void forgive_background(row_id row, layer_id layer) noexcept { background_missed(row, layer) = 0; }
 
@@ -414,6 +428,7 @@ class recall_driver {
     row_mailbox const& words = box(r.rows[place]);
     // Recalls of a row end in their order: one that has landed says so of those before it.
     std::uint32_t const landed = device::load_acquire(&words.landed);
+    if (row_waited(r, place) && background_pending(r.rows[place], r.layer)) { return false; }
     if (row_failed(r, place)) { return false; }
     if (static_cast<std::int32_t>(landed - r.sequence[place]) >= 0) { return true; }
     return device::load_acquire(&words.posted) == r.sequence[place] && words.misses + words.flying == 0;
@@ -734,6 +749,7 @@ class recall_driver {
   std::uint32_t head_groups_;
   std::uint32_t budget_blocks_;
   nanoseconds wait_limit_;
+  std::uint64_t background_bytes_;
   Replacement policy_;
   bound_transfer_t<TransferEngine, B> transfer_;
   detail::owned_stream<B> copies_;

@@ -117,7 +117,13 @@ class recall_ring {
         recall<B>& r = recalls_[place];
         if (r.users != 0) { continue; }
         if (r.active) { attend(r); }
-        if (!r.active || copies_done(r)) {
+        bool free = !r.active || copies_done(r);
+        if (free && r.active) {
+          // What was told until the copies were seen complete is lost with the place.
+          attend(r);
+          free = copies_done(r);
+        }
+        if (free) {
           r.active = true;
           r.planned = r.issued = r.ordered = r.failing = r.over = r.counted = false;
           r.priority = recall_priority::demand;

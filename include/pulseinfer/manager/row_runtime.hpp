@@ -26,6 +26,8 @@ struct row_runtime {
   bool attended_hits = false;     ///< the hits visit of this layer is out
   bool resident = true;           ///< known before the device says so: nothing of this layer travels
   bool unsound = false;           ///< has tokens whose attention lacked blocks: it cannot go on
+  bool behind = false;            ///< its own recall has landed, and one of the background that it waits for has not
+  bool stalled = false;           ///< blocks of this layer found no slot, and were asked for again
   bool flying = false;            ///< its blocks travelled when the mailbox was last read
   bool closing = false;           ///< close was asked for while a recall flew
   std::uint8_t late_history = 0;  ///< bit i: late i steps ago

@@ -130,6 +130,7 @@ class visit_queue {
       state.misses = 0;
       state.bytes = 0;
       state.flying = false;
+      state.stalled = false;
       state.entered = backend_->now();
       state.resident = resident(row);
       if (!state.resident) {
@@ -218,7 +219,8 @@ class visit_queue {
         lose(r.sequence[place], status::transfer_failed);
         record(r, row, r.missed[place].begin, r.missed[place].blocks, 1);
       }
-      if (recalls_->flies(r)) {
+      bool const waits = recalls_->row_waited(r, place) && recalls_->background_pending(row, r.layer);
+      if (recalls_->flies(r) || waits) {
         travels = true;
         continue;
       }
@@ -273,7 +275,9 @@ class visit_queue {
   // -- visits
 
   /// Finds the next visit. @return false: every row of the step is sampled, late or failed
-  bool next(visit& v) noexcept
+  /// @param looked called each time that the mailbox has been read, before anything is decided: what may begin now may
+  template <class Looked>
+  bool next(visit& v, Looked looked) noexcept
   {
     settle_visit();
     slept_ = false;
@@ -287,6 +291,7 @@ class visit_queue {
         lose();
         return false;
       }
+      looked();
       if (scheduler_rows_.empty()) { return false; }
       decision const d = scheduler_.decide(scheduler_rows_, link_, backend_->now(), chosen_);
       if (d.kind == decision_kind::end_step) { return false; }
@@ -425,9 +430,12 @@ class visit_queue {
         }
         bool posted = device::load_acquire(&words.posted) == recalls_->number_of(row);
         if (posted && words.stalled != 0) {
-          // Slots may be on their way to blocks of tickets that were given up: with those landed there are enough.
-          bool const comes = recalls_->others_fly(r, row) &&
-            recalls_->wait_row(row, backend_->now() + wait_limit_) == status::ok && try_again(row);
+          // Slots may have been on their way to blocks of tickets that were given up, or of the background: with those landed
+          // there are enough, also where they have landed by now.
+          bool const may = recalls_->others_fly(r, row) || !state.stalled;
+          state.stalled = true;
+          bool const comes =
+            may && recalls_->wait_row(row, backend_->now() + wait_limit_) == status::ok && try_again(row);
           if (!comes) {
             fail(row, status::stalled);
             continue;
@@ -438,6 +446,9 @@ class visit_queue {
           state.misses = words.misses + words.flying;
           state.bytes = words.bytes;
         }
+        // Asked before what might have failed: that was told before this.
+        bool const landed_now = device::load_acquire(&words.landed) == recalls_->number_of(row);
+        bool const pending = posted && words.flying != 0 && recalls_->background_pending(row, r.layer);
         // Blocks that a background recall was to bring are waited for here, and were struck from the lists if they failed.
         if (posted && words.flying != 0 && recalls_->background_failed(row, r.layer)) {
           recalls_->forgive_background(row, r.layer);
@@ -447,8 +458,8 @@ class visit_queue {
           }
           posted = false;
         }
-        bool const arrived =
-          device::load_acquire(&words.landed) == recalls_->number_of(row) || (posted && state.misses == 0);
+        state.behind = pending && landed_now;
+        bool const arrived = !pending && posted && (landed_now || state.misses == 0);
         phase = arrived ? row_phase::ready : posted ? row_phase::in_flight : row_phase::selecting;
         if (phase == row_phase::in_flight) { link_.bytes_in_flight += state.bytes; }
         if (phase == row_phase::ready && state.flying) { landed += state.bytes; }
@@ -551,6 +562,11 @@ class visit_queue {
       row_runtime const& state = rows_[to_index(row.row)];
       if (row.phase == row_phase::ready) { continue; }
       recall<B> const& r = recalls_->at(state.recall);
+      recall<B> const* const other = state.behind ? recalls_->background() : nullptr;
+      if (other != nullptr) {
+        waits_.push_back(other->issued ? other->landed_event : other->planned_event);
+        continue;
+      }
       waits_.push_back(r.issued && row.phase == row_phase::in_flight ? r.landed_event : r.planned_event);
     }
     if (waits_.empty()) { return false; }

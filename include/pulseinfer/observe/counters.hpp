@@ -22,6 +22,13 @@ struct counters {
   std::uint64_t recalled_blocks = 0;
   std::uint64_t recalled_bytes = 0;
   std::uint64_t background_blocks = 0;  ///< brought ahead of need
+  std::uint64_t background_hits = 0;    ///< of them, selected later
+  std::uint64_t wasted_blocks = 0;      ///< of them, replaced before they were selected
+  std::uint64_t wasted_bytes = 0;
+  std::uint64_t deferrals = 0;  ///< see step_sample
+  std::uint64_t deferred_blocks = 0;
+  double skipped_share = 0.0;       ///< summed over deferrals
+  double most_skipped_share = 0.0;  ///< of one deferral
   std::uint64_t written_bytes = 0;
   std::uint64_t failed_transfers = 0;
   std::uint64_t thrash_steps = 0;         ///< see step_sample: over rows and steps
@@ -41,6 +48,13 @@ struct counters {
     recalled_blocks += sample.recalled_blocks;
     recalled_bytes += sample.recalled_bytes;
     background_blocks += sample.background_blocks;
+    background_hits += sample.background_hits;
+    wasted_blocks += sample.wasted_blocks;
+    wasted_bytes += sample.wasted_bytes;
+    deferrals += sample.deferrals;
+    deferred_blocks += sample.deferred_blocks;
+    skipped_share += sample.skipped_share;
+    most_skipped_share = std::max(most_skipped_share, sample.most_skipped_share);
     written_bytes += sample.written_bytes;
     failed_transfers += sample.failed_transfers;
     thrash_steps += sample.thrash_steps;
@@ -62,6 +76,13 @@ struct counters {
     recalled_blocks += other.recalled_blocks;
     recalled_bytes += other.recalled_bytes;
     background_blocks += other.background_blocks;
+    background_hits += other.background_hits;
+    wasted_blocks += other.wasted_blocks;
+    wasted_bytes += other.wasted_bytes;
+    deferrals += other.deferrals;
+    deferred_blocks += other.deferred_blocks;
+    skipped_share += other.skipped_share;
+    most_skipped_share = std::max(most_skipped_share, other.most_skipped_share);
     written_bytes += other.written_bytes;
     failed_transfers += other.failed_transfers;
     thrash_steps += other.thrash_steps;
@@ -78,6 +99,23 @@ struct counters {
     if (selected_blocks == 0) { return 1.0; }
     double const missed = static_cast<double>(recalled_blocks) / static_cast<double>(selected_blocks);
     return std::max(0.0, 1.0 - missed);
+  }
+
+  /// Share of the blocks brought ahead of need that were selected later, in [0, 1]; 0 where none were brought.
+  [[nodiscard]] double background_precision() const noexcept
+  {
+    return background_blocks == 0 ? 0.0 : static_cast<double>(background_hits) / static_cast<double>(background_blocks);
+  }
+  /// Share of the blocks that a selection lacked, or would have lacked, which had been brought ahead of need.
+  [[nodiscard]] double background_recall() const noexcept
+  {
+    std::uint64_t const lacked = background_hits + recalled_blocks + deferred_blocks;
+    return lacked == 0 ? 0.0 : static_cast<double>(background_hits) / static_cast<double>(lacked);
+  }
+  /// Mean share of the softmax mass that a row went without in a layer for what was left for later.
+  [[nodiscard]] double mean_skipped_share() const noexcept
+  {
+    return deferrals == 0 ? 0.0 : skipped_share / static_cast<double>(deferrals);
   }
 
   /// Means are 0 without a step.

@@ -62,6 +62,17 @@ inline void write_prometheus(std::ostream& out, counters const& c, std::string_v
   counter("recalled_blocks_total", "Blocks brought from the host.", number(c.recalled_blocks));
   counter("recalled_bytes_total", "Bytes brought from the host.", number(c.recalled_bytes));
   counter("background_blocks_total", "Blocks brought ahead of need.", number(c.background_blocks));
+  counter("background_hits_total", "Blocks brought ahead of need that were selected later.", number(c.background_hits));
+  counter(
+    "wasted_bytes_total", "Bytes brought ahead of need and replaced before their block was selected.",
+    number(c.wasted_bytes));
+  counter(
+    "deferred_blocks_total", "Missing blocks that attention went without and that came later.",
+    number(c.deferred_blocks));
+  gauge(
+    "skipped_share", "Mean share of the softmax mass that a row went without in a layer for that.",
+    c.mean_skipped_share());
+  gauge("peak_skipped_share", "Largest of those shares.", c.most_skipped_share);
   counter("written_bytes_total", "Bytes written back to the host.", number(c.written_bytes));
   counter("failed_transfers_total", "Recalls of a row that failed.", number(c.failed_transfers));
   counter("step_seconds_total", "Time in steps.", seconds(c.time));

@@ -77,6 +77,7 @@ struct exchange_slots {
     }
     word.block = none<block_id>;
     word.state = slot_state::empty;
+    word.ahead = 0;
     if (worst != leased) {
       lease[worst] = exchange.written;
       residency.slots[pool.word(exchange.layer, exchange.written)].state = slot_state::clean;

@@ -52,6 +52,7 @@ struct forget_blocks {
       if (named) {
         word.block = none<block_id>;
         word.state = slot_state::empty;
+        word.ahead = 0;
       }
     }
     for (std::uint32_t b = first; b < last; ++b) {

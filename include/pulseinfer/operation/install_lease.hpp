@@ -68,6 +68,7 @@ struct install_lease {
       slot_word& word = residency.slots[pool.word(change.layer, entry.slot)];
       bool const leased = i < change.lease_count;
       if (leased) { lease[i] = entry.slot; }
+      word.ahead = 0;
       if (is_none(entry.block)) {
         word.block = none<block_id>;
         word.state = slot_state::empty;

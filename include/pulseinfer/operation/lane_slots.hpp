@@ -45,15 +45,19 @@ struct lane_slots {
   }
 
   /// The slot is on its way to hold `block`; what it held is resident no more.
-  PULSEINFER_HOST_DEVICE void take(slot_id slot, block_id block, std::uint32_t last_used) const
+  /// @param ahead see slot_word   @return whether what it held had come in the background for nothing
+  PULSEINFER_HOST_DEVICE bool take(slot_id slot, block_id block, std::uint32_t last_used, bool ahead) const
   {
     slot_id* const slot_of = residency.slots_of_lane(layer, lane);
     slot_word& word = residency.slots[pool.word(layer, slot)];
+    bool const wasted = !is_none(word.block) && word.ahead != 0U;
     if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
     word.block = block;
     word.state = slot_state::in_flight;
     word.last_used = last_used;
+    word.ahead = ahead ? 1U : 0U;
     slot_of[to_index(block)] = slot;
+    return wasted;
   }
 };
 

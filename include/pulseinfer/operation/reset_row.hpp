@@ -26,6 +26,7 @@ struct reset_row {
   lane_table_ref table = {};
   row_info* info = nullptr;              // [max_rows]
   host_block_id* host_blocks = nullptr;  // [rows, max_blocks]
+  foresight_ref foresight = {};          // what the lanes want and owe is cleared; nothing where they never do
   std::uint32_t head_groups = 1;
 
   [[nodiscard]] launch_shape shape() const { return {.items = residency.layers, .group_threads = 256}; }
@@ -50,6 +51,10 @@ struct reset_row {
       }
       for (std::uint32_t w = rank; w < selection.previous_words; w += size) {
         selection.previous_of(layer, lane)[w] = 0;
+      }
+      for (std::uint32_t w = rank; foresight.wanted != nullptr && w < foresight.words; w += size) {
+        foresight.wanted_of(layer, lane)[w] = 0;
+        if (foresight.owed != nullptr) { foresight.owed_of(layer, lane)[w] = 0; }
       }
       if (rank == 0) {
         residency.lease_count[books] = 0;

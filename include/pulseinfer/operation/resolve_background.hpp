@@ -64,26 +64,35 @@ struct resolve_background {
     std::uint32_t const now = *step;
     auto* const victims = reinterpret_cast<std::uint64_t*>(scratch.data);
     lane_slots const slots{residency, pool, layer, lane};
+    host_block_id const* const stored = host_blocks + to_index(row) * residency.max_blocks;
+    // No more than come: the worst slots are to leave, and not the first of many.
+    std::uint32_t come = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      std::uint64_t const block = to_index(wanted[i]);
+      come += is_none(slot_of[block]) && !is_none(stored[block]) ? 1U : 0U;
+    }
     std::uint32_t const granted = slots.choose_victims(
-      most_misses, now, policy,
+      come < most_misses ? come : most_misses, now, policy,
       [now](slot_word const& word) { return word.last_used != now && word.last_used + 1U != now; }, victims);
 
     std::uint32_t planned = 0;
     std::uint32_t resident = 0;
+    std::uint32_t wasted = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
       block_id const block = wanted[i];
-      host_block_id const source = host_blocks[to_index(row) * residency.max_blocks + to_index(block)];
+      host_block_id const source = stored[to_index(block)];
       bool const here = !is_none(slot_of[to_index(block)]);
       resident += here ? 1U : 0U;
       if (here || is_none(source) || planned == granted) { continue; }
       auto const slot = static_cast<slot_id>(victims[planned]);
-      slots.take(slot, block, now - 1U);
+      wasted += slots.take(slot, block, now - 1U, true) ? 1U : 0U;
       entries[planned++] = {.source = source, .target = slot, .lane = lane, .block = block};
     }
     plan.misses[lane_index] = planned;
     plan.flying[lane_index] = 0;
     plan.hits[lane_index] = resident;
     plan.stalled[lane_index] = 0;
+    plan.count_ahead(lane_index, 0U, wasted);
   }
 };
 

@@ -5,8 +5,10 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/replacement.hpp>
 #include <pulseinfer/config.hpp>
+#include <pulseinfer/device/atomic.hpp>
 #include <pulseinfer/operation/lane_slots.hpp>
 #include <pulseinfer/types.hpp>
+#include <pulseinfer/view/foresight.hpp>
 #include <pulseinfer/view/pool.hpp>
 #include <pulseinfer/view/recall_plan.hpp>
 #include <pulseinfer/view/residency.hpp>
@@ -20,11 +22,20 @@ namespace pulseinfer {
 
 /// What `resolve_blocks` leaves for the plan, by lane.
 struct lane_plan_ref {
-  recall_entry* entries = nullptr;   // [lanes, max_selected] misses, ascending by block
-  std::uint32_t* misses = nullptr;   // [lanes]
-  std::uint32_t* hits = nullptr;     // [lanes]
-  std::uint32_t* flying = nullptr;   // [lanes] selected blocks that an earlier recall still brings
-  std::uint32_t* stalled = nullptr;  // [lanes] selected blocks for which no slot could be freed
+  recall_entry* entries = nullptr;      // [lanes, max_selected] misses, ascending by block
+  std::uint32_t* misses = nullptr;      // [lanes]
+  std::uint32_t* hits = nullptr;        // [lanes]
+  std::uint32_t* flying = nullptr;      // [lanes] selected blocks that an earlier recall still brings
+  std::uint32_t* stalled = nullptr;     // [lanes] selected blocks for which no slot could be freed
+  lane_foresight* foresight = nullptr;  // [lanes] what came of blocks that were brought ahead of need; may be null
+
+  /// One thread of the lane's adds.
+  PULSEINFER_HOST_DEVICE void count_ahead(std::uint64_t lane, std::uint32_t used, std::uint32_t wasted) const
+  {
+    if (foresight == nullptr) { return; }
+    if (used != 0U) { device::add_relaxed(&foresight[lane].used, used); }
+    if (wasted != 0U) { device::add_relaxed(&foresight[lane].wasted, wasted); }
+  }
 };
 
 /// One item per lane of the rows. A lane touches its own leases and words only, so items never contend.
@@ -72,12 +83,16 @@ struct resolve_blocks {
     std::uint32_t const now = *step;
 
     std::uint32_t misses = 0;
+    std::uint32_t used = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
       slot_id const slot = slot_of[to_index(wanted[i])];
       if (is_none(slot)) {
         ++misses;
       } else {
-        residency.slots[pool.word(layer, slot)].last_used = now;
+        slot_word& word = residency.slots[pool.word(layer, slot)];
+        used += word.ahead;
+        word.last_used = now;
+        word.ahead = 0;
       }
     }
     lane_slots const slots{residency, pool, layer, lane};
@@ -94,6 +109,7 @@ struct resolve_blocks {
     std::uint32_t landed_count = 0;
     std::uint32_t planned = 0;
     std::uint32_t flying = 0;
+    std::uint32_t wasted = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
       block_id const block = wanted[i];
       slot_id slot = slot_of[to_index(block)];
@@ -101,7 +117,7 @@ struct resolve_blocks {
       if (is_none(slot)) {
         if (planned == granted) { continue; }
         slot = static_cast<slot_id>(victims[planned]);
-        slots.take(slot, block, now);
+        wasted += slots.take(slot, block, now, false) ? 1U : 0U;
         entries[planned++] = {
           .source = host_blocks[to_index(row) * residency.max_blocks + to_index(block)],
           .target = slot,
@@ -123,6 +139,7 @@ struct resolve_blocks {
     plan.flying[lane_index] = flying;
     plan.hits[lane_index] = count - misses - flying;
     plan.stalled[lane_index] = misses - granted;
+    plan.count_ahead(lane_index, used, wasted);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/store/slab.hpp>
 #include <pulseinfer/types.hpp>
+#include <pulseinfer/view/foresight.hpp>
 #include <pulseinfer/view/residency.hpp>
 #include <pulseinfer/view/row_info.hpp>
 #include <pulseinfer/view/selection.hpp>
@@ -27,6 +28,8 @@ struct book_sizes {
   std::uint32_t max_lease = 0;     ///< slots of a lane that resolve may refill
   std::uint32_t ring = 1;          ///< slots of a lane that the host keeps for open blocks
   std::uint64_t slot_words = 0;    ///< slots of all pools
+  bool wants = false;              ///< blocks come in the background without being asked for
+  bool owes = false;               ///< selected blocks may be left for later
 
   [[nodiscard]] std::uint64_t lanes() const { return std::uint64_t{rows} * head_groups; }
 };
@@ -52,9 +55,13 @@ class device_books {
       entries_{words(backend, sizes.lanes() * sizes.max_selected * sizeof(recall_entry) / 4)},
       lane_counts_{words(backend, sizes.lanes() * 8)},
       expected_{words(backend, sizes.lanes() * sizes.max_selected)},
+      wanted_{words(backend, sizes.wants ? lane_layers() * previous_words() : 0)},
+      owed_{words(backend, sizes.owes ? lane_layers() * previous_words() : 0)},
+      foresight_{backend, memory_space::pinned, sizes.lanes() * sizeof(lane_foresight)},
       spare_{backend, memory_space::pinned, lane_layers() * sizes.ring * sizeof(slot_id)},
       kept_{backend, memory_space::pinned, lane_layers() * sizes.max_selected * sizeof(block_id)}
   {
+    for (std::uint64_t i = 0; i < sizes.lanes(); ++i) { totals()[i] = lane_foresight{}; }
     for (std::uint64_t i = 0; i < lane_layers() * sizes.ring; ++i) { spare_.template as<slot_id>()[i] = none<slot_id>; }
     for (std::uint64_t i = 0; i < lane_layers() * sizes.max_selected; ++i) {
       kept_.template as<block_id>()[i] = none<block_id>;
@@ -67,7 +74,7 @@ class device_books {
     constexpr std::uint32_t absent = 0xFFFFFFFFU;
     status result = status::ok;
     auto const fill = [&](slab<B> const& memory, std::uint32_t value) {
-      if (result != status::ok) { return; }
+      if (result != status::ok || memory.bytes() == 0) { return; }
       result = backend.launch(stream, fill_words{.target = memory.data(), .count = memory.bytes() / 4, .value = value});
     };
     fill(info_, 0);
@@ -84,6 +91,8 @@ class device_books {
     fill(entries_, absent);
     fill(lane_counts_, 0);
     fill(expected_, absent);
+    fill(wanted_, 0);
+    fill(owed_, 0);
     return result;
   }
 
@@ -130,6 +139,18 @@ class device_books {
     return expected;
   }
 
+  /// What may come in the background, and what has come of it, of each lane.
+  [[nodiscard]] foresight_ref foresight() const noexcept
+  {
+    return {
+      .owed = sizes_.owes ? owed_.template as<std::uint32_t>() : nullptr,
+      .wanted = sizes_.wants ? wanted_.template as<std::uint32_t>() : nullptr,
+      .totals = totals(),
+      .lanes = static_cast<std::uint32_t>(sizes_.lanes()),
+      .words = previous_words()};
+  }
+  [[nodiscard]] lane_foresight* totals() const noexcept { return foresight_.template as<lane_foresight>(); }
+
   [[nodiscard]] lane_table_ref table() const noexcept
   {
     return {
@@ -155,7 +176,8 @@ class device_books {
       .misses = lane_count(2),
       .hits = lane_count(3),
       .flying = lane_count(4),
-      .stalled = lane_count(5)};
+      .stalled = lane_count(5),
+      .foresight = totals()};
   }
 
   /// Bytes of device memory.
@@ -163,7 +185,7 @@ class device_books {
   {
     return info_.bytes() + step_.bytes() + host_blocks_.bytes() + slot_of_.bytes() + listed_.bytes() +
       slot_words_.bytes() + lease_.bytes() + lane_layer_counts_.bytes() + selected_.bytes() + previous_.bytes() +
-      landed_.bytes() + entries_.bytes() + lane_counts_.bytes() + expected_.bytes();
+      landed_.bytes() + entries_.bytes() + lane_counts_.bytes() + expected_.bytes() + wanted_.bytes() + owed_.bytes();
   }
 
  private:
@@ -193,6 +215,9 @@ class device_books {
   slab<B> entries_;            // [lanes, max_selected]
   slab<B> lane_counts_;        // [8, lanes] selected, landed, misses, hits, flying, stalled, expected, zeros
   slab<B> expected_;           // [lanes, max_selected]
+  slab<B> wanted_;             // [layers, lanes, previous_words]; empty unless sizes.wants
+  slab<B> owed_;               // likewise, unless sizes.owes
+  slab<B> foresight_;          // [lanes] lane_foresight
   slab<B> spare_;              // [layers, lanes, ring]
   slab<B> kept_;               // [layers, lanes, max_selected]
 };

@@ -11,6 +11,7 @@
 #include <pulseinfer/operation/certify_skipped.hpp>
 #include <pulseinfer/operation/choose_blocks.hpp>
 #include <pulseinfer/operation/combine_shares.hpp>
+#include <pulseinfer/operation/fill_words.hpp>
 #include <pulseinfer/operation/score_table.hpp>
 #include <pulseinfer/operation/select_top_k.hpp>
 #include <pulseinfer/operation/select_top_p.hpp>
@@ -140,6 +141,33 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   [[nodiscard]] std::uint64_t allocated_bytes() const noexcept
   {
     return scores_.bytes() + votes_.bytes() + weights_.bytes();
+  }
+
+  /// From here on a selection leaves the shares behind that it was made by. Enqueues their first contents on `stream`.
+  /// @status what the backend's launch says
+  status keep_shares(typename B::stream_ref stream)
+  {
+    keeps_shares_ = true;
+    // A simulation runs what reads the shares but not what makes them: they must be numbers.
+    return backend_->launch(stream, fill_words{.target = scores_.data(), .count = scores_.bytes() / 4, .value = 0});
+  }
+
+  /// Votes and shares of the layer's last selection, in the order of the stream that it was enqueued on.
+  [[nodiscard]] selection_scores scores(layer_id layer) const noexcept
+  {
+    score_table const table = scores_of(layer);
+    resolved_budget const& blocks = budget(layer);
+    return {
+      .votes = votes_.template as<float>(),
+      .shares = keeps_shares_ ? table.data : nullptr,
+      .vote_pitch = pitch_,
+      .share_pitch = table.pitch,
+      .queries = table.queries,
+      .heads = table.heads,
+      .every_head = heads_[to_index(layer)].count == limits_.geometry.kv_heads,
+      .budget_blocks = blocks.budget_blocks,
+      .sink_blocks = blocks.sink_blocks,
+      .recent_blocks = blocks.recent_blocks};
   }
 
   /// Query heads of the KV heads that choose in a layer: those that a certificate speaks of.
@@ -354,8 +382,9 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
     layer_heads const& heads = heads_[to_index(request.layer)];
     std::uint32_t const voters =
       request.most_queries * heads.count * limits_.geometry.query_group() / limits_.geometry.head_groups;
-    return prefers_few_launches<B> && !budget_follows_mass && !heads.largest && heads.first_weight == no_weights &&
-      request.most_queries <= limits_.max_step_tokens && choose_blocks::fits(request.most_blocks, voters);
+    return prefers_few_launches<B> && !keeps_shares_ && !budget_follows_mass && !heads.largest &&
+      heads.first_weight == no_weights && request.most_queries <= limits_.max_step_tokens &&
+      choose_blocks::fits(request.most_blocks, voters);
   }
 
   /// Scores of the pass's query tokens.
@@ -450,6 +479,7 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
   std::vector<head_run> runs_;            // of all layers, one after the other
   float favour_ = 1.0F;
   float scale_ = 1.0F;
+  bool keeps_shares_ = false;
   std::uint32_t pitch_ = 0;  // floats of a row of scores or votes
   slab<B> scores_;           // [max_rows, max_step_tokens, scoring query heads, pitch] float
   slab<B> votes_;            // [lanes, pitch] float
@@ -457,5 +487,6 @@ class solo_head_selector<Digest, HeadRule, Budget>::bound {
 };
 
 static_assert(selector_for<solo_head_selector<>, archetype::backend>);
+static_assert(selector_tells_scores<solo_head_selector<>, archetype::backend>);
 
 }  // namespace pulseinfer

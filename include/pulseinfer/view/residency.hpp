@@ -18,7 +18,7 @@ struct slot_word {
   block_id block = none<block_id>;
   slot_state state = slot_state::free;
   std::uint32_t last_used = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t ahead = 0;  ///< 1: the block came in the background, and no selection has named it since
 };
 
 static_assert(std::is_trivially_copyable_v<slot_word> && sizeof(slot_word) == 16);

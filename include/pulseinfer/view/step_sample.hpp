@@ -22,7 +22,15 @@ struct step_sample {
   std::uint64_t recalled_blocks = 0;
   std::uint64_t recalled_bytes = 0;
   std::uint64_t background_blocks = 0;  ///< brought ahead of need; recalled_blocks does not count them
-  std::uint64_t written_bytes = 0;      ///< write-back
+  std::uint64_t background_hits = 0;    ///< of those, brought in this step or before: selected for the first time since
+  std::uint64_t wasted_blocks = 0;      ///< likewise: gave their slots to recalls without having been selected
+  std::uint64_t wasted_bytes = 0;       ///< those of wasted_blocks
+  std::uint64_t deferrals = 0;  ///< selections, over rows, layers and head groups, of which blocks could be deferred
+  std::uint64_t deferred_blocks = 0;  ///< missing blocks that they left for later; selected_blocks does not count them
+  double skipped_share = 0.0;       ///< share of the softmax mass not attended for that, summed over deferrals; of each
+                                    ///< that of the query head which lost most
+  double most_skipped_share = 0.0;  ///< the largest one of any deferral since construction
+  std::uint64_t written_bytes = 0;  ///< write-back
   std::uint64_t failed_transfers = 0;
   std::uint32_t thrash_steps =
     0;  ///< rows that recalled more blocks in this step than they found resident: their slots

@@ -18,7 +18,10 @@ namespace pulseinfer {
 
 /// What moves in the background.
 struct foresight_options {
-  bool prefetch = false;        ///< fetch what the estimate of the next layer names while the link is free
+  bool prefetch = false;  ///< fetch what the estimate of the next layer names while the link is free
+  /// Fetch what stands just below each cut when nothing else moves, in parts of the budget: it serves the next step. None of it is
+  /// taken for resident.
+  double near_share = 0.0;
   double deferred_share = 0.0;  ///< newcomers of at most this share together come in the background; 0: none
   nanoseconds block_time{0};    ///< of the link, for one block
   std::uint32_t piece_blocks = 4;
@@ -51,7 +54,7 @@ struct workload_totals {
 }
 
 /// Rows that step through the layers of a miss_generator. Background moves are whole pieces of one (row, layer): first what the
-/// next layer is expected to ask, then what was left for later. A prefetch that is overtaken by its layer's plan is dropped, and
+/// next layer is expected to ask, then what was left for later, then what stands below the cuts. A prefetch that is overtaken by its layer's plan is dropped, and
 /// what is still missing is demanded; a deferred block that has not come when its row is back at the layer is demanded then.
 class counted_workload final : public count_source, public background_source {
  public:
@@ -60,7 +63,8 @@ class counted_workload final : public count_source, public background_source {
       options_{options},
       cells_(std::size_t{generator.options().rows} * generator.options().layers),
       resident_(generator.options().rows, 0),
-      found_(generator.options().budget_blocks)
+      found_(generator.options().budget_blocks),
+      near_blocks_(static_cast<std::uint32_t>(options.near_share * generator.options().budget_blocks + 0.5))
   {}
 
   counted_workload(counted_workload&&) = delete;
@@ -90,9 +94,11 @@ class counted_workload final : public count_source, public background_source {
     totals_.misses += misses;
     std::uint32_t left = misses;
     // What was fetched ahead for this step has come or is given up.
-    std::uint32_t const ahead = std::min(c.good_landed, left);
+    std::uint32_t const near = near_hits(row, layer, c);
+    std::uint32_t const ahead = std::min(c.good_landed + near, left);
     totals_.prefetched += ahead;
-    totals_.wasted += c.prefetch_landed - ahead;
+    totals_.wasted += c.prefetch_landed + c.near_landed - ahead;
+    want_near(row, layer, c);
     waiting_ -= c.prefetch_left;
     c.prefetch_left = c.prefetch_landed = c.good_landed = 0;
     ++c.generation;
@@ -136,18 +142,20 @@ class counted_workload final : public count_source, public background_source {
 
   bool next(piece& given) noexcept override
   {
-    for (std::deque<request>* const queue : {&soon_, &later_}) {
+    for (std::deque<request>* const queue : {&soon_, &later_, &below_}) {
       while (!queue->empty()) {
         request& r = queue->front();
         cell const& c = cells_[r.cell];
-        bool const stale = queue == &soon_ ? r.generation != c.generation : r.generation != c.deferred_generation;
-        if (stale || r.blocks == 0) {
+        std::uint32_t const present = queue == &soon_ ? c.generation
+          : queue == &later_                          ? c.deferred_generation
+                                                      : c.near_generation;
+        if (r.generation != present || r.blocks == 0) {
           queue->pop_front();
           continue;
         }
         moving_ = r;
         moving_.blocks = std::min(r.blocks, options_.piece_blocks);
-        moving_soon_ = queue == &soon_;
+        moving_from_ = queue;
         r.blocks -= moving_.blocks;
         given = {options_.block_time * moving_.blocks, 0};
         return true;
@@ -160,7 +168,15 @@ class counted_workload final : public count_source, public background_source {
   {
     totals_.moved += moving_.blocks;
     cell& c = cells_[moving_.cell];
-    if (moving_soon_) {
+    if (moving_from_ == &below_) {
+      if (moving_.generation == c.near_generation) {
+        c.near_landed += moving_.blocks;
+      } else {
+        totals_.wasted += moving_.blocks;
+      }
+      return;
+    }
+    if (moving_from_ == &soon_) {
       if (moving_.generation != c.generation) {
         totals_.wasted += moving_.blocks;
         return;
@@ -190,6 +206,8 @@ class counted_workload final : public count_source, public background_source {
   struct cell {
     std::uint32_t generation = 0;  ///< of prefetches: those of an earlier one are dropped
     std::uint32_t deferred_generation = 0;
+    std::uint32_t near_generation = 0;
+    std::uint32_t near_landed = 0;
     std::uint32_t demanded = 0;
     std::uint32_t prefetch_left = 0;
     std::uint32_t prefetch_landed = 0;
@@ -236,6 +254,32 @@ class counted_workload final : public count_source, public background_source {
     return deferred;
   }
 
+  /// How many of the blocks that came from below the row's last cut miss now.
+  [[nodiscard]] std::uint32_t near_hits(row_id row, layer_id layer, cell const& c) noexcept
+  {
+    if (c.near_landed == 0) { return 0; }
+    std::uint32_t const count = generator_->newcomers(row, layer, found_);
+    std::uint32_t good = 0;
+    for (std::uint32_t i = 0; i < count; ++i) { good += found_[i].near ? 1U : 0U; }
+    good = std::min(good, near_blocks_);
+    // Those that came are any of those that were wanted.
+    std::uint64_t const bits = workload_detail::bits_of({index(row, layer), c.near_generation, 19});
+    std::uint32_t hits = 0;
+    for (std::uint32_t i = 0; i < c.near_landed; ++i) {
+      hits += workload_detail::next_bits(bits, i + 1) % (near_blocks_ - i) < good - hits ? 1U : 0U;
+    }
+    return hits;
+  }
+
+  /// What stands below the row's cut may come for its next step.
+  void want_near(row_id row, layer_id layer, cell& c) noexcept
+  {
+    if (near_blocks_ == 0) { return; }
+    c.near_landed = 0;
+    ++c.near_generation;
+    below_.push_back({.cell = index(row, layer), .generation = c.near_generation, .blocks = near_blocks_});
+  }
+
   /// Fetches what the estimate of the row's next layer names.
   void foresee(row_id row, layer_id layer) noexcept
   {
@@ -277,8 +321,10 @@ class counted_workload final : public count_source, public background_source {
   std::vector<newcomer> found_;
   std::deque<request> soon_;
   std::deque<request> later_;
+  std::deque<request> below_;
+  std::uint32_t near_blocks_;
   request moving_ = {};
-  bool moving_soon_ = false;
+  std::deque<request> const* moving_from_ = nullptr;
   std::uint64_t waiting_ = 0;
   workload_totals totals_ = {};
 };

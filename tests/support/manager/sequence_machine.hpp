@@ -31,6 +31,8 @@ struct machine_setting {
   std::uint32_t stream_blocks = 0;  ///< of one half of the slots that prompts stream through; 0: none do
   bool mixed_layers = false;        ///< selected, windowed, dense, selected; else three selected ones
   bool warm_up = false;
+  float deferred_share = 0.0F;  ///< where the selector tells what it needs, likewise the next
+  float near_share = 0.0F;
   std::uint64_t seed = 0;  ///< order of the streams
 };
 
@@ -42,7 +44,8 @@ inline std::string name_of(machine_setting const& s)
     ", spare_slots " + number(s.spare_slots) + ", host_blocks " + number(s.host_blocks) + ", saved " + number(s.saved) +
     ", recalls " + number(s.recalls) + ", slots " + number(s.slots) + ", low_slots " + number(s.low_slots) +
     ", stream_blocks " + number(s.stream_blocks) + (s.mixed_layers ? ", mixed layers" : "") +
-    (s.warm_up ? ", warm_up" : "") + ", seed " + number(s.seed);
+    (s.warm_up ? ", warm_up" : "") + ", deferred_share " + std::to_string(s.deferred_share) + ", near_share " +
+    std::to_string(s.near_share) + ", seed " + number(s.seed);
 }
 
 enum class machine_action : std::uint8_t {
@@ -248,6 +251,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
     }
     return g;
   }
+  static constexpr bool tells_scores = pulseinfer::selector_tells_scores<Selector, Backend>;
+
   [[nodiscard]] static pulseinfer::manager_options options_of(machine_setting const& s)
   {
     return {
@@ -262,6 +267,8 @@ class sequence_machine<offload_manager<Backend, Selector, Transfer, Scheduler, f
       .slots = s.slots == 0 ? 0 : s.slots + 2 * s.stream_blocks * s.head_groups,
       .write_back_below = s.low_slots,
       .host_blocks = s.host_blocks,
+      .deferred_share = tells_scores ? s.deferred_share : 0.0F,
+      .near_share = tells_scores ? s.near_share : 0.0F,
       .recalls = s.recalls,
       .saved_sequences = s.saved};
   }

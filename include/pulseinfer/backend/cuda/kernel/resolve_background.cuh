@@ -48,6 +48,18 @@ __global__ void __launch_bounds__(background_threads) resolve_background_kernel(
   std::uint32_t const now = *op.step;
   auto const word_of = [&](slot_id slot) -> slot_word& { return op.residency.slots[op.pool.word(op.layer, slot)]; };
 
+  std::uint32_t come = 0;
+  for (std::uint32_t base = 0; base < count; base += blockDim.x) {
+    std::uint32_t const i = base + threadIdx.x;
+    bool comes = false;
+    if (i < count) {
+      bool const stored = !is_none(op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(wanted[i])]);
+      comes = stored && is_none(slot_of[to_index(wanted[i])]);
+    }
+    come += static_cast<std::uint32_t>(__syncthreads_count(comes ? 1 : 0));
+  }
+  std::uint32_t const most = come < op.most_misses ? come : op.most_misses;
+
   // Slots that may leave, and of these the first by policy, ascending.
   std::uint32_t candidates = 0;
   for (std::uint32_t base = 0; base < leased; base += blockDim.x) {
@@ -69,7 +81,7 @@ __global__ void __launch_bounds__(background_threads) resolve_background_kernel(
     candidates += here;
   }
   __syncthreads();
-  std::uint32_t const granted = op.most_misses < candidates ? op.most_misses : candidates;
+  std::uint32_t const granted = most < candidates ? most : candidates;
   for (std::uint32_t i = threadIdx.x; i < candidates; i += blockDim.x) {
     std::uint32_t rank = 0;
     for (std::uint32_t j = 0; j < candidates; ++j) { rank += keys[j] < keys[i] ? 1U : 0U; }
@@ -111,10 +123,18 @@ __global__ void __launch_bounds__(background_threads) resolve_background_kernel(
     op.plan.stalled[lane_index] = 0;
   }
   __syncthreads();
-  for (std::uint32_t place = threadIdx.x; place < planned; place += blockDim.x) {
-    block_id const before = word_of(static_cast<slot_id>(victims[place])).block;
-    if (!is_none(before)) { slot_of[to_index(before)] = none<slot_id>; }
+  std::uint32_t wasted = 0;
+  for (std::uint32_t base = 0; base < planned; base += blockDim.x) {
+    std::uint32_t const place = base + threadIdx.x;
+    bool wasted_here = false;
+    if (place < planned) {
+      slot_word const& word = word_of(static_cast<slot_id>(victims[place]));
+      wasted_here = !is_none(word.block) && word.ahead != 0U;
+      if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
+    }
+    wasted += static_cast<std::uint32_t>(__syncthreads_count(wasted_here ? 1 : 0));
   }
+  if (threadIdx.x == 0) { op.plan.count_ahead(lane_index, 0U, wasted); }
   __syncthreads();
   for (std::uint32_t place = threadIdx.x; place < planned; place += blockDim.x) {
     auto const slot = static_cast<slot_id>(victims[place]);
@@ -123,6 +143,7 @@ __global__ void __launch_bounds__(background_threads) resolve_background_kernel(
     word.block = block;
     word.state = slot_state::in_flight;
     word.last_used = now - 1U;
+    word.ahead = 1U;
     slot_of[to_index(block)] = slot;
     op.plan.entries[lane_index * op.selection.max_selected + place] = {
       .source = op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(block)],

@@ -87,15 +87,23 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
   std::uint32_t const now = *op.step;
 
   std::uint32_t misses = 0;
+  std::uint32_t used = 0;
   for (std::uint32_t base = 0; base < count; base += blockDim.x) {
     std::uint32_t const i = base + threadIdx.x;
     bool misses_here = false;
+    bool used_here = false;
     if (i < count) {
       slot_id const slot = slot_of[to_index(wanted[i])];
       misses_here = is_none(slot);
-      if (!misses_here) { op.residency.slots[op.pool.word(op.layer, slot)].last_used = now; }
+      if (!misses_here) {
+        slot_word& word = op.residency.slots[op.pool.word(op.layer, slot)];
+        used_here = word.ahead != 0U;
+        word.last_used = now;
+        word.ahead = 0;
+      }
     }
     misses += static_cast<std::uint32_t>(__syncthreads_count(misses_here ? 1 : 0));
+    used += static_cast<std::uint32_t>(__syncthreads_count(used_here ? 1 : 0));
   }
   std::uint32_t const granted =
     misses == 0 ? 0 : choose_victims(op, lane, misses, now, keys, victims, unsorted, temp_storage);
@@ -107,6 +115,7 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
   std::uint32_t listed_count = 0;
   std::uint32_t landed_count = 0;
   std::uint32_t flying = 0;
+  std::uint32_t wasted = 0;
   for (std::uint32_t base = 0; base < count; base += blockDim.x) {
     std::uint32_t const i = base + threadIdx.x;
     bool const asks = i < count;
@@ -119,13 +128,16 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
     std::uint32_t total = 0;
     std::uint32_t const place = missed + block_exclusive_sum(misses_here ? 1U : 0U, total, temp_storage);
     bool const planned = misses_here && place < granted;
+    bool wasted_here = false;
     if (planned) {
       slot = static_cast<slot_id>(victims[place]);
       slot_word& word = op.residency.slots[op.pool.word(op.layer, slot)];
+      wasted_here = !is_none(word.block) && word.ahead != 0U;
       if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
       word.block = block;
       word.state = slot_state::in_flight;
       word.last_used = now;
+      word.ahead = 0;
       slot_of[to_index(block)] = slot;
       entries[place] = {
         .source = op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(block)],
@@ -144,6 +156,7 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
     listed_count += both & 0xFFFFU;
     landed_count += both >> 16U;
     flying += static_cast<std::uint32_t>(__syncthreads_count(flies ? 1 : 0));
+    wasted += static_cast<std::uint32_t>(__syncthreads_count(wasted_here ? 1 : 0));
   }
   // What an earlier, longer list left behind, up to its end.
   for (std::uint32_t base = listed_count; base < op.table.stride; base += blockDim.x) {
@@ -164,6 +177,7 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
     op.plan.flying[lane_index] = flying;
     op.plan.hits[lane_index] = count - misses - flying;
     op.plan.stalled[lane_index] = misses - granted;
+    op.plan.count_ahead(lane_index, used, wasted);
   }
 }
 
