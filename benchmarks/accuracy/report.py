@@ -15,7 +15,9 @@ KINDS = ["novel", "code", "manual", "copy"]
 
 
 def bootstrap(values, draws=2000):
-    """Mean and 95 % interval over documents."""
+    """Mean and 95 % interval over documents; 0 of none."""
+    if not values:
+        return 0.0, 0.0, 0.0
     generator = random.Random(1)
     means = sorted(sum(generator.choice(values) for _ in values) / len(values) for _ in range(draws))
     return sum(values) / len(values), means[draws // 40], means[draws - 1 - draws // 40]
@@ -36,7 +38,10 @@ def label(row):
 
 
 def digest_name(row):
-    return "oracle" if row["scores"] == "oracle" else row["digest"]
+    if row["scores"] == "oracle":
+        return "oracle"
+    tokens = row.get("digest_tokens", row["block_tokens"])
+    return row["digest"] + (f" of {tokens} tokens" if tokens != row["block_tokens"] and "split" not in row["digest"] else "")
 
 
 def only(values, kinds, copied):
@@ -64,7 +69,7 @@ def print_rows(title, rows, kinds, reference=None):
         if row["deferred_share"] > 0:
             lever.append(f"deferred {row['deferred_of_recalled']:.2f}, estimates within twice {row['estimates_within_twice']:.3f}")
         cells = [
-            label(row)[0], digest_name(row), str(row["digest_bytes"]), label(row)[1], str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
+            label(row)[0], digest_name(row), str(row.get("digest_bytes", "")), label(row)[1], str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
             str(row["documents"]), f"{percent(loss[0]):+.2f} % ({percent(loss[1]):.2f} to {percent(loss[2]):.2f})",
             f"{kl[0]:.4f} ({kl[1]:.4f} to {kl[2]:.4f})", f"{sum(copied) / max(1, len(copied)):.3f}",
             f"{row['top1_agreement']:.1f} %", f"{row['mass_mean']:.4f}", f"{row['mass_p1']:.2f}", f"{row['mass_worst_head']:.2f}",
