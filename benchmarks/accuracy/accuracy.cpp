@@ -704,14 +704,17 @@ std::vector<std::vector<outcome>> at_equal_bytes(table_runs& runs, std::vector<p
   std::vector<std::size_t> reference(plans.size()), waiting(plans.size());
   std::iota(waiting.begin(), waiting.end(), std::size_t{0});
   for (std::size_t p = 0; p < plans.size(); ++p) { reference[p] = plans[p].options.equal_bytes ? reference[p - 1] : p; }
-  constexpr int attempts = 4;
+  std::vector<double> blocks_read(plans.size());  // that the results are of
+  constexpr int attempts = 3;
   for (int attempt = 0; attempt < attempts && !waiting.empty(); ++attempt) {
     std::vector<plan*> of_pass;
     for (std::size_t const p : waiting) { of_pass.push_back(&plans[p]); }
     auto made = runs.over(of_pass);
     std::vector<std::size_t> again;
     for (std::size_t i = 0; i < waiting.size(); ++i) {
-      if (!made[i].empty()) { results[waiting[i]] = std::move(made[i]); }
+      if (made[i].empty()) { continue; }
+      results[waiting[i]] = std::move(made[i]);
+      blocks_read[waiting[i]] = plans[waiting[i]].options.blocks();
     }
     for (std::size_t const p : waiting) {
       auto const& mine = results[p];
@@ -722,11 +725,14 @@ std::vector<std::vector<outcome>> at_equal_bytes(table_runs& runs, std::vector<p
       say(describe(plans[p].options) + ": bytes x " + std::to_string(ratio));
       if (!(std::abs(ratio - 1.0) > 0.02)) { continue; }  // nor where nothing is recalled
       if (attempt + 1 == attempts || runs.over_time()) { continue; }
-      // Bytes grow nearly in proportion to the budget.
-      plans[p].options.budget_blocks = plans[p].options.blocks() / ratio;
+      // Slots stay as they are, so that bytes grow as a power of the budget: 2.5, as measured.
+      plans[p].options.budget_blocks = plans[p].options.blocks() * std::pow(ratio, -0.4);
       again.push_back(p);
     }
     waiting = again;
+  }
+  for (std::size_t p = 0; p < plans.size(); ++p) {
+    if (!results[p].empty()) { plans[p].options.budget_blocks = blocks_read[p]; }
   }
   return results;
 }
