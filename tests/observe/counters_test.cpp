@@ -92,6 +92,35 @@ TEST_CASE("counters without steps, selections or time divide by nothing")
   CHECK(sums.hit_rate() == 0.0);
 }
 
+TEST_CASE("counters sum what came in the background, and keep the largest share that was skipped")
+{
+  counters sums;
+  sums.add(step_sample{
+    .recalled_blocks = 30,
+    .background_blocks = 40,
+    .background_hits = 10,
+    .wasted_blocks = 4,
+    .wasted_bytes = 400,
+    .deferrals = 8,
+    .deferred_blocks = 60,
+    .skipped_share = 0.125,
+    .most_skipped_share = 0.0625});
+  CHECK(sums.background_precision() == 0.25);
+  CHECK(sums.background_recall() == 0.1);
+  CHECK(sums.mean_skipped_share() == 0.015625);
+  counters other;
+  other.add(step_sample{.deferrals = 8, .skipped_share = 0.375, .most_skipped_share = 0.25});
+  sums.add(other);
+  CHECK(sums.wasted_blocks == 4);
+  CHECK(sums.wasted_bytes == 400);
+  CHECK(sums.deferrals == 16);
+  CHECK(sums.mean_skipped_share() == 0.03125);
+  CHECK(sums.most_skipped_share == 0.25);
+  CHECK(counters{}.background_precision() == 0.0);
+  CHECK(counters{}.background_recall() == 0.0);
+  CHECK(counters{}.mean_skipped_share() == 0.0);
+}
+
 TEST_CASE("counters print whole numbers and means whatever the stream's flags are, up to the largest values")
 {
   counters sums;
@@ -112,22 +141,27 @@ TEST_CASE("counters print whole numbers and means whatever the stream's flags ar
     "thrash steps      52\n");
   constexpr std::uint64_t most = ~std::uint64_t{0};
   counters const large{
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    most,
-    ~0U,
-    nanoseconds::max(),
-    nanoseconds::max()};
+    .steps = most,
+    .rows = most,
+    .late_rows = most,
+    .visits = most,
+    .waits = most,
+    .selected_blocks = most,
+    .recalled_blocks = most,
+    .recalled_bytes = most,
+    .background_blocks = most,
+    .background_hits = most,
+    .wasted_blocks = most,
+    .wasted_bytes = most,
+    .deferrals = most,
+    .deferred_blocks = most,
+    .written_bytes = most,
+    .failed_transfers = most,
+    .thrash_steps = most,
+    .peak_recalled_bytes = most,
+    .peak_rows = ~0U,
+    .time = nanoseconds::max(),
+    .stalled = nanoseconds::max()};
   std::ostringstream full;
   full << large;
   CHECK(full.str().ends_with("thrash steps      18446744073709551615\n"));
