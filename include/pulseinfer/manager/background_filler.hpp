@@ -27,6 +27,17 @@
 
 namespace pulseinfer {
 
+namespace detail {
+
+/// A bound selector of those that selector_tells_scores asks for.
+template <class BoundSelector, class Stream>
+concept tells_scores = requires(BoundSelector& selector, Stream stream, layer_id layer) {
+  selector.keep_shares(stream);
+  selector.scores(layer);
+};
+
+}  // namespace detail
+
 /// What lanes want is known to the device alone: the host keeps the layers whose rows may want something, in the order in which
 /// they selected, and gives them to the background one after the other, again where something was left. Without
 /// `deferred_share` and `near_share` it does nothing and holds no memory.
@@ -59,7 +70,7 @@ class background_filler {
     order_.reserve(geometry.layers);
     chosen_.reserve(options.max_rows);
     last_.reserve(options.max_rows);
-    if constexpr (tells_scores<BoundSelector>) {
+    if constexpr (detail::tells_scores<BoundSelector, stream_ref>) {
       status const kept = defers() ? selector.keep_shares(compute) : status::ok;
       if (kept == status::ok) { return; }
       throw resource_error{std::string{"the first contents of a selector's shares: "} + name_of(kept)};
@@ -161,12 +172,6 @@ class background_filler {
 
  private:
   template <class BoundSelector>
-  static constexpr bool tells_scores = requires(BoundSelector& selector, stream_ref stream) {
-    selector.keep_shares(stream);
-    selector.scores(layer_id{0});
-  };
-
-  template <class BoundSelector>
   void check([[maybe_unused]] BoundSelector const& selector, kv_geometry const& geometry) const
   {
     auto const number = [](auto value) { return std::to_string(value); };
@@ -178,7 +183,7 @@ class background_filler {
         "; both are parts, from 0 to 1"};
     }
     if (!enabled()) { return; }
-    if constexpr (tells_scores<BoundSelector>) {
+    if constexpr (detail::tells_scores<BoundSelector, stream_ref>) {
       for (std::uint32_t l = 0; l < geometry.layers && defers(); ++l) {
         auto const layer = static_cast<layer_id>(l);
         selection_scores const scores = selector.scores(layer);
