@@ -123,8 +123,16 @@ class recall_driver {
     std::uint32_t& number = numbers_[to_index(row)];
     number = number + 1 == 0 ? 1 : number + 1;
     r.rows[place] = row;
+    r.place_of[to_index(row)] = place;
     r.sequence[place] = number;
     r.missed[place] = recall_failure{};
+  }
+
+  /// The row's place among those of a demand recall; row_count where it has none.
+  [[nodiscard]] static std::uint32_t place_of(recall<B> const& r, row_id row) noexcept
+  {
+    std::uint32_t const place = r.place_of[to_index(row)];
+    return place < r.row_count && r.rows[place] == row ? place : r.row_count;
   }
 
   /// Number of the row's last recall.
@@ -462,10 +470,9 @@ class recall_driver {
   {
     for (std::uint32_t i = 0; i < recalls_.size(); ++i) {
       recall<B> const& r = recalls_[i];
-      bool const demand = r.active && r.priority == recall_priority::demand;
-      for (std::uint32_t place = 0; demand && place < r.row_count; ++place) {
-        if (r.rows[place] == row && r.sequence[place] == number) { return &r; }
-      }
+      if (!r.active || r.priority != recall_priority::demand) { continue; }
+      std::uint32_t const place = place_of(r, row);
+      if (place < r.row_count && r.sequence[place] == number) { return &r; }
     }
     return nullptr;
   }

@@ -46,6 +46,7 @@ struct recall {
   std::uint32_t* places = nullptr;     // [max_rows], pinned: place of each planned row among them
   row_id* rows = nullptr;              // [max_rows], pinned
   std::uint32_t* sequence = nullptr;   // [max_rows], pinned
+  std::uint32_t* place_of = nullptr;   // [max_rows], by row: its place among `rows`, if that place names it
   std::uint32_t* row_begin = nullptr;  // [max_rows + 1], where the engine reads plans
   std::uint32_t* failed = nullptr;     // [max_entries], likewise
   recall_entry* failures = nullptr;    // [max_entries], pinned
@@ -73,6 +74,7 @@ class recall_ring {
         (std::uint64_t{ring} + kept) * plan_bytes(max_rows, max_entries)},
       failures_{backend, memory_space::pinned, (std::uint64_t{ring} + kept) * max_entries * sizeof(recall_entry)},
       missed_{backend, memory_space::pinned, (std::uint64_t{ring} + kept) * max_rows * sizeof(recall_failure)},
+      place_of_((std::size_t{ring} + kept) * max_rows, 0),
       given_(std::size_t{ring} + kept)
   {
     if (ring == 0 || max_rows == 0) {
@@ -87,6 +89,7 @@ class recall_ring {
       r.rows = lists_.template as<row_id>() + std::uint64_t{i} * max_rows * 3;
       r.sequence = lists_.template as<std::uint32_t>() + std::uint64_t{i} * max_rows * 3 + max_rows;
       r.places = r.sequence + max_rows;
+      r.place_of = place_of_.data() + std::size_t{i} * max_rows;
       std::byte* const plan = plans_.data() + i * plan_bytes(max_rows, max_entries);
       r.entries = reinterpret_cast<recall_entry*>(plan);
       r.failed = reinterpret_cast<std::uint32_t*>(plan + max_entries * sizeof(recall_entry));
@@ -221,6 +224,7 @@ class recall_ring {
   slab<B> plans_;
   slab<B> failures_;                            // [places, max_entries]
   slab<B> missed_;                              // [places, max_rows]
+  std::vector<std::uint32_t> place_of_;         // [places, max_rows]
   std::vector<detail::owned_event<B>> events_;  // [places, 2]: those that the recalls name
   std::vector<recall<B>> recalls_;
   std::vector<std::atomic<std::uint64_t>> given_;  // [places]

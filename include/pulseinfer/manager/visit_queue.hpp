@@ -204,8 +204,9 @@ class visit_queue {
     };
     for (std::uint32_t i = 0; i < recalls_->size(); ++i) {
       recall<B>& r = recalls_->at(i);
+      if (!r.active) { continue; }
       std::uint32_t const place = unproven_place(r, row);
-      if (!r.active || place == r.row_count) { continue; }
+      if (place == r.row_count) { continue; }
       recalls_->settle(r);
       if (r.failing) {
         typename B::event_ref const told = r.landed_event;
@@ -528,11 +529,9 @@ class visit_queue {
   [[nodiscard]] std::uint32_t unproven_place(recall<B> const& r, row_id row) const noexcept
   {
     if (r.priority != recall_priority::demand) { return r.row_count; }
-    std::uint32_t place = 0;
-    while (place < r.row_count && (r.rows[place] != row || !is_unproven(rows_[to_index(row)], r.sequence[place]))) {
-      ++place;
-    }
-    return place;
+    std::uint32_t const place = recalls_->place_of(r, row);
+    bool const unproven = place < r.row_count && is_unproven(rows_[to_index(row)], r.sequence[place]);
+    return unproven ? place : r.row_count;
   }
 
   /// Starts another recall of what the row selected. It attends the whole selection once that is there: its hits may have
