@@ -3,6 +3,7 @@
 //   table_scheduler_efficiency --timeline FILE    the visits and recalls of some layers under three schedulers
 
 #include "../machines/machine_file.hpp"
+#include "context.hpp"
 #include <pulseinfer/scheduler/interruptible_scheduler.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/scheduler/static_cohorts_scheduler.hpp>
@@ -41,6 +42,7 @@ struct machine_costs {
   link_sharing sharing = h200_sharing;
   link_cost kernels = pcie5_kernel;
   nanoseconds select_chain{14500};  ///< twelve kernels of a captured graph
+  std::string name = "H200, PCIe 5.0 x16";
 };
 
 machine_costs costs;  // NOLINT: set once, before anything runs
@@ -309,7 +311,7 @@ void run_all(std::vector<job>& jobs, run_sizes const& sizes)
   if (failed) { std::rethrow_exception(failed); }
 }
 
-int print_tables(run_sizes const& sizes, char const* json_file)
+int print_tables(run_sizes const& sizes, nlohmann::json const& context, char const* json_file)
 {
   auto const began = std::chrono::steady_clock::now();
   std::vector<cell> cells;
@@ -332,6 +334,7 @@ int print_tables(run_sizes const& sizes, char const* json_file)
   run_all(jobs, sizes);
 
   nlohmann::json document;
+  document["context"] = context;
   document["eta"] = nlohmann::json::array();
   std::printf(
     "Efficiency max(C, R, D) / T of a decode step, preset summary, %u layers, %u seeds of %u steps\n", layer_count,
@@ -367,7 +370,9 @@ int print_tables(run_sizes const& sizes, char const* json_file)
       if (!disturbed_head) {
         disturbed_head = true;
         std::printf(
-          "\nDevice and link slow one another as measured on an H200 (compute 1.068 times slower beside a gather):\n");
+          "\nDevice and link slow one another as measured (compute %.3f times slower beside a gather, the gather %.3f "
+          "times):\n",
+          1.0 / costs.sharing.compute_beside_link[1], 1.0 / costs.sharing.link_beside_compute[1]);
         std::printf(
           "%5s %5s %5s | %7s %7s %7s | %9s | %9s\n", "W/C", "rows", "rho", "static", "exact", "predict", "deferral",
           "at most");
@@ -511,10 +516,11 @@ int main(int count, char** arguments)
   try {
     if (machine_file != nullptr) {
       pulseinfer_bench::machine const read = pulseinfer_bench::read_machine(machine_file);
-      costs = {read.options.control, read.options.sharing, read.options.kernels, read.select_chain};
+      costs = {read.options.control, read.options.sharing, read.options.kernels, read.select_chain, read.name};
       std::printf("%s\n", read.name.c_str());
     }
-    return timeline_file != nullptr ? write_timeline(timeline_file) : print_tables(sizes, json_file);
+    if (timeline_file != nullptr) { return write_timeline(timeline_file); }
+    return print_tables(sizes, pulseinfer_bench::context_of(count, arguments, costs.name, sizes.seeds), json_file);
   } catch (std::exception const& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 1;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <string>
 
 using namespace pulseinfer;
 
@@ -144,6 +145,33 @@ TEST_SUITE("admission")
     s.machine.bytes_per_row /= 3.0;
     for (int i = 0; i < 1500; ++i) { s.step(); }
     CHECK(s.running >= 0.9 * before);
+  }
+
+  TEST_CASE("why a request is held back: the limit with what steps take, or the round")
+  {
+    adaptive_admission policy{.tpot_target = std::chrono::milliseconds{5}};
+    capacity free{.rows_total = 100, .rows_running = 8, .slots_free = 1000, .slots_total = 1000};
+    CHECK(policy.explain({}, free).empty());
+    nanoseconds now{0};
+    for (std::uint32_t i = 0; i < 400; ++i) {
+      std::uint32_t const rows = 8 + i % 5;
+      step_sample sample{.rows = rows, .begin = now};
+      now += std::chrono::microseconds{500 + 400 * rows};
+      sample.end = now;
+      policy.observe(sample);
+    }
+    free.rows_running = 12;
+    REQUIRE(policy.limit() <= 12);
+    CHECK(policy.admit({}, free) == admission::queued);
+    std::string const limit = policy.explain({}, free);
+    CHECK(limit.find("lets " + std::to_string(policy.limit()) + " rows run; a step of 12") != std::string::npos);
+    CHECK(limit.find("with 5000 us allowed") != std::string::npos);
+    free.rows_running = 4;
+    while (policy.admit({}, free) == admission::admitted) {}
+    CHECK(
+      policy.explain({}, free).find("rows have been let in, and 4 steps show first what they cost") !=
+      std::string::npos);
+    CHECK(adaptive_admission{.max_rows = 4}.explain({}, free) == "the policy lets 4 rows run at most");
   }
 
   TEST_CASE("memory comes first: what does not fit waits, what never fits is rejected")

@@ -1,5 +1,6 @@
 #include <pulseinfer/admission/adaptive_admission.hpp>
 #include <pulseinfer/admission/fixed_admission.hpp>
+#include <pulseinfer/admission/recorded_admission.hpp>
 #include <pulseinfer/scheduler/lockstep_scheduler.hpp>
 #include <pulseinfer/workload/simulated_serving.hpp>
 
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 using namespace pulseinfer;
 using namespace std::chrono_literals;
@@ -85,6 +87,65 @@ TEST_SUITE("workload")
     CHECK(crowded.recalled_blocks > 0);
     CHECK(crowded.most_rows > 3);
     CHECK(crowded.steps.back().offloaded == 0);
+  }
+
+  TEST_CASE(
+    "law 8: a record of who was let in, where rows were placed and how slots were dealt out replays to the same run")
+  {
+    serving_options o = small_options(8);
+    o.place_freely = true;
+    o.max_quota_blocks = 6 * 32;
+    o.join_steps = 4;
+    for (std::uint32_t i = 0; i < 24; ++i) {
+      o.requests.push_back({.at = i * 2ms, .prompt_tokens = 256 * 16, .output_tokens = 60});
+    }
+    o.requests.back().output_tokens = 400;
+    o.slots = 3 * 4 * 280;
+    decision_log log{100'000, 1, 10'000};
+    serving_result const first = simulate_serving(o, lockstep{}, recorded_admission<adaptive_admission>{.log = &log});
+    REQUIRE(log.complete());
+    std::uint32_t moved = 0, spread = 0;
+    for (decision_entry const& e : log.entries()) {
+      moved += !is_none(e.demote) || !is_none(e.promote) ? 1U : 0U;
+      spread += e.spread ? 1U : 0U;
+    }
+    CHECK(moved > 2);
+    CHECK(spread > 0);
+    serving_result const second = simulate_serving(o, lockstep{}, replay_admission{.log = &log});
+    REQUIRE(first.steps.size() == second.steps.size());
+    for (std::size_t i = 0; i < first.steps.size(); ++i) {
+      CHECK(first.steps[i].end == second.steps[i].end);
+      CHECK(first.steps[i].rows == second.steps[i].rows);
+      CHECK(first.steps[i].offloaded == second.steps[i].offloaded);
+      CHECK(first.steps[i].recalled_blocks == second.steps[i].recalled_blocks);
+    }
+  }
+
+  TEST_CASE("digests are memory: what lacks it waits, what never has it is refused, and both are told the numbers")
+  {
+    serving_options o = small_options(8);
+    for (std::uint32_t i = 0; i < 12; ++i) { o.requests.push_back({.prompt_tokens = 100 * 16, .output_tokens = 20}); }
+    o.requests[5].prompt_tokens = 512 * 16;
+    o.digest_bytes = 16;
+    o.digest_extents = 7;  // of 64 blocks; a request takes 2, the long one 9
+    serving_result const r = simulate_serving(o, lockstep{}, adaptive_admission{});
+    CHECK(r.most_rows == 3);
+    CHECK(r.finished == 11);
+    CHECK(r.rejected == 1);
+    CHECK(r.refusal.starts_with("lacks digest extents: "));
+    CHECK(r.refusal.find("2 digest extents (1 of 7 free)") != std::string::npos);
+  }
+
+  TEST_CASE("of a request that waits although memory is free, the policy says why")
+  {
+    serving_options o = small_options(8);
+    for (std::uint32_t i = 0; i < 12; ++i) { o.requests.push_back({.prompt_tokens = 1, .output_tokens = 20}); }
+    std::string const fixed = simulate_serving(o, lockstep{}, fixed_admission{.max_rows = 3}).refusal;
+    CHECK(fixed.starts_with("is held back: the policy lets 3 rows run at most: it needs a row (3 of 8 run)"));
+    o.requests[0].output_tokens = 2000;
+    std::string const adaptive = simulate_serving(o, lockstep{}, adaptive_admission{.tpot_target = 250us}).refusal;
+    CHECK(adaptive.starts_with("is held back: "));
+    CHECK(adaptive.find("lacks nothing") == std::string::npos);
   }
 
   TEST_CASE("slots dealt out by what layers miss save recalls")

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 
 namespace pulseinfer {
 
@@ -73,12 +74,29 @@ struct adaptive_admission {
       round_rows = free.rows_running;
       round_let_in = 0;
     }
-    // By halves of the way: what the next rows cost is known better then.
-    std::uint32_t const way = limit() > round_rows ? limit() - round_rows : 0;
-    bool const room = round_let_in < std::max(std::min(round_rows / 2, way / 2), 1U);
+    bool const room = round_let_in < round_room();
     if (free.rows_running != 0 && !(room && free.rows_running < limit())) { return admission::queued; }
     ++round_let_in;
     return admission::admitted;
+  }
+
+  /// Asks as admit does. Of a request that waits it says why: the limit, or the round.
+  [[nodiscard]] std::string explain(demand const& request, capacity const& free) const
+  {
+    std::string memory = fixed_admission{.max_rows = max_rows}.explain(request, free);
+    if (!memory.empty() || free.rows_running == 0) { return memory; }
+    auto const number = [](auto value) { return std::to_string(value); };
+    auto const us = [&](double s) { return number(static_cast<std::uint64_t>(s * 1e6)) + " us"; };
+    if (free.rows_running >= limit()) {
+      std::string said = "the policy lets " + number(limit()) + " rows run; a step of " + number(free.rows_running) +
+        " is expected to take " + us(measured.expected(free.rows_running)) + " and differs by " +
+        us(measured.deviation());
+      return tpot_target == nanoseconds{0} ? said
+                                           : said + ", with " + us(step_history::seconds(tpot_target)) + " allowed";
+    }
+    if (measured.steps() >= round_begin + settle_steps || round_let_in < round_room()) { return {}; }
+    return number(round_let_in) + " rows have been let in, and " + number(settle_steps) +
+      " steps show first what they cost";
   }
 
   /// Rows that are to run at most, as far as traffic says; memory may say fewer.
@@ -154,6 +172,13 @@ struct adaptive_admission {
   }
 
  private:
+  /// Rows that a round lets in, by halves of the way: what the next ones cost is known better then.
+  [[nodiscard]] std::uint32_t round_room() const noexcept
+  {
+    std::uint32_t const way = limit() > round_rows ? limit() - round_rows : 0;
+    return std::max(std::min(round_rows / 2, way / 2), 1U);
+  }
+
   struct row_choice {
     row_figures const* cheapest = nullptr;  ///< of the resident rows, to offload
     row_figures const* dearest = nullptr;   ///< of the offloaded ones that fit, to bring back
@@ -313,5 +338,6 @@ struct adaptive_admission {
 };
 
 static_assert(balancing_admission<adaptive_admission>);
+static_assert(explaining_admission<adaptive_admission>);
 
 }  // namespace pulseinfer

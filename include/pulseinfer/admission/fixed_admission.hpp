@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 namespace pulseinfer {
 
@@ -29,8 +30,14 @@ struct fixed_admission {
       slots <= free.slots_free && request.digest_extents <= free.digest_extents_free;
     return fits ? admission::admitted : admission::queued;
   }
+
+  [[nodiscard]] std::string explain(demand const&, capacity const& free) const
+  {
+    if (max_rows == 0 || free.rows_running < max_rows) { return {}; }
+    return "the policy lets " + std::to_string(max_rows) + " rows run at most";
+  }
 };
 
-static_assert(admission_policy<fixed_admission>);
+static_assert(explaining_admission<fixed_admission>);
 
 }  // namespace pulseinfer

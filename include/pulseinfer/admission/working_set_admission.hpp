@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace pulseinfer {
 
@@ -46,11 +47,26 @@ struct working_set_admission {
   {
     admission const said = fixed_admission{.max_rows = max_rows}.admit(request, free);
     if (said != admission::admitted || free.rows_running == 0) { return said; }
-    double const wanted = working_set() * (free.rows_running + 1.0);
-    return wanted <= static_cast<double>(free.slots_total) ? admission::admitted : admission::queued;
+    return fits(free) ? admission::admitted : admission::queued;
+  }
+
+  [[nodiscard]] std::string explain(demand const& request, capacity const& free) const
+  {
+    std::string memory = fixed_admission{.max_rows = max_rows}.explain(request, free);
+    if (!memory.empty() || free.rows_running == 0 || fits(free)) { return memory; }
+    return "the working sets of " + std::to_string(free.rows_running + 1) + " rows, " +
+      std::to_string(static_cast<std::uint64_t>(working_set())) + " blocks each, are more than " +
+      std::to_string(free.slots_total) + " slots";
+  }
+
+ private:
+  /// Whether one row more fits.
+  [[nodiscard]] bool fits(capacity const& free) const noexcept
+  {
+    return working_set() * (free.rows_running + 1.0) <= static_cast<double>(free.slots_total);
   }
 };
 
-static_assert(admission_policy<working_set_admission>);
+static_assert(explaining_admission<working_set_admission>);
 
 }  // namespace pulseinfer

@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace pulseinfer {
 
@@ -31,6 +32,14 @@ concept balancing_admission = admission_policy<A> &&
            std::span<std::uint32_t> slots) {
     { self.keeps_resident(request, free) } noexcept -> std::same_as<bool>;
     { self.plan(asked, slots) } noexcept -> std::same_as<balance_answer>;
+  };
+
+/// A policy that says in words, with its numbers, why it would hold a request back now though memory for it is free; empty where it
+/// would not. What it says completes "is held back: ".
+template <class A>
+concept explaining_admission =
+  admission_policy<A> && requires(A const& self, demand const& request, capacity const& free) {
+    { self.explain(request, free) } -> std::same_as<std::string>;
   };
 
 /// One sentence for each requirement that `A` misses.

@@ -87,7 +87,9 @@ class block_keeper {
       pool_{backend, geometry.layers, layout, pool_options(geometry, options, budget)},
       store_{backend, geometry.layers, geometry.head_groups, layout, store_options(options, budget)},
       digests_{
-        backend, digest_bytes, digest_store_options{.max_rows = options.max_rows, .max_blocks = budget.max_blocks}},
+        backend, digest_bytes,
+        digest_store_options{
+          .max_rows = options.max_rows, .max_blocks = budget.max_blocks, .extents = options.digest_extents}},
       books_{
         backend,
         book_sizes{

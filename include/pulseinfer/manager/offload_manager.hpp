@@ -229,7 +229,8 @@ class offload_manager {
     }
   }
 
-  /// What keeps a request out now: what is lacking first, and all the numbers.
+  /// What keeps a request out now: what is lacking first, or why admission holds it back (explaining_admission), and all the
+  /// numbers.
   [[nodiscard]] std::string explain_refusal(sequence_options const& request) const
   {
     auto const number = [](std::uint64_t value) { return std::to_string(value); };
@@ -263,10 +264,15 @@ class offload_manager {
       : slots > free.slots_free || !slots_fit             ? "lacks slots"
       : wanted.host_blocks > free.host_blocks_free        ? "lacks host blocks"
       : wanted.digest_extents > free.digest_extents_free  ? "lacks digest extents"
-                                                          : "lacks nothing";
-    return std::string{lacking} + ": it needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) +
-      " run), " + number(slots) + " slots (" + number(free.slots_free) + " of " + number(free.slots_total) +
-      " free), " + number(wanted.host_blocks) + " host blocks (" + number(free.host_blocks_free) + " of " +
+                                                          : nullptr;
+    std::string held;
+    if constexpr (explaining_admission<AdmissionPolicy>) {
+      if (lacking == nullptr) { held = admission_.explain(wanted, free); }
+    }
+    std::string const begin = lacking != nullptr ? lacking : held.empty() ? "lacks nothing" : "is held back: " + held;
+    return begin + ": it needs a row (" + number(free.rows_running) + " of " + number(free.rows_total) + " run), " +
+      number(slots) + " slots (" + number(free.slots_free) + " of " + number(free.slots_total) + " free), " +
+      number(wanted.host_blocks) + " host blocks (" + number(free.host_blocks_free) + " of " +
       number(free.host_blocks_total) + " free) and " + number(wanted.digest_extents) + " digest extents (" +
       number(free.digest_extents_free) + " of " + number(free.digest_extents_total) + " free)";
   }

@@ -29,6 +29,7 @@ struct manager_options {
   std::uint64_t write_back_below = 0;  ///< rows that keep their blocks are written back too while fewer slots are free
   std::uint64_t host_blocks = 0;       ///< blocks of the host store; 0: every row at its longest
   std::uint64_t max_host_blocks = 0;  ///< blocks that the host store may grow to (grow_host_store); 0: it does not grow
+  std::uint32_t digest_extents = 0;   ///< places for digests of 64 blocks of a row, in all layers; 0: likewise
   std::uint64_t host_limit_bytes = 0;  ///< refuse a host store above this; 0: no limit
   /// Missing blocks of so little share are left for later: together no more than this of a row's softmax mass in a layer, in every
   /// query head. They come in the background. 0: none are, and results depend on selections alone.

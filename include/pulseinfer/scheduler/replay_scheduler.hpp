@@ -13,7 +13,7 @@ namespace pulseinfer {
 
 /// Reads no clock and no link: a replay makes the same visits with the same rows in the same order, however long copies take.
 /// A decision whose rows are not at its layer yet, or still travel although the recorded run did not wait on the stream for
-/// them, is waited for. Past the log's end the step ends. Admission entries are passed over.
+/// them, is waited for. Past the log's end the step ends. Entries of admission are passed over.
 template <visit_order Order = visit_order::hits_first>
 struct replay_scheduler {
   static constexpr bool hits_first = Order == visit_order::hits_first;
@@ -27,7 +27,10 @@ struct replay_scheduler {
   {
     if (log == nullptr || rows.empty()) { return {.kind = decision_kind::end_step}; }
     std::span<decision_entry const> const entries = log->entries();
-    while (next < entries.size() && entries[next].kind == record_kind::admit) { ++next; }
+    auto const schedules = [](decision_entry const& e) {
+      return e.kind == record_kind::run || e.kind == record_kind::end_step;
+    };
+    while (next < entries.size() && !schedules(entries[next])) { ++next; }
     if (next == entries.size()) { return {.kind = decision_kind::end_step}; }
     decision_entry const& entry = entries[next];
     if (entry.kind == record_kind::end_step) {

@@ -39,8 +39,10 @@ struct serving_options {
   /// As sequence_options. With it, or with max_quota_blocks, blocks' bytes exist: let small blocks stand for large ones, on links
   /// that are as much slower.
   bool place_freely = false;
-  std::uint64_t slots = 0;        ///< as in manager_options
-  std::uint64_t host_blocks = 0;  ///< likewise
+  std::uint64_t slots = 0;           ///< as in manager_options
+  std::uint64_t host_blocks = 0;     ///< likewise
+  std::uint32_t digest_extents = 0;  ///< likewise
+  std::uint64_t digest_bytes = 0;    ///< of a block's digest in a layer
   /// What is added to the logit of a request's misses, by its number, where requests are not alike.
   std::function<double(std::uint64_t)> extra_logit = {};
 };
@@ -137,6 +139,7 @@ template <layer_scheduler Scheduler, admission_policy Admission>
     .max_quota_tokens = options.max_quota_blocks * block_tokens,
     .slots = options.slots,
     .host_blocks = options.host_blocks,
+    .digest_extents = options.digest_extents,
     .recalls = std::min(2 * rows + 16, 64U)};
 
   struct running_request {
@@ -154,7 +157,7 @@ template <layer_scheduler Scheduler, admission_policy Admission>
       stream,
       geometry,
       sizes,
-      counted_selector{budget},
+      counted_selector{budget, options.digest_bytes},
       gather_scatter_engine{.rows_per_landing = decode.rows_per_landing},
       scheduler,
       admits};

@@ -206,17 +206,19 @@ class counts_backend : public sim_backend {
 
 static_assert(observed_backend<counts_backend>);
 
-/// Stands for a selector on a counts_backend: it has a budget and chooses nothing.
+/// Stands for a selector on a counts_backend: it has a budget, its digests take memory, and it chooses nothing.
 struct counted_selector {
   std::uint32_t blocks = 128;
+  std::uint64_t digest = 0;  ///< bytes of a block's, in each layer
 
   template <class B>
   struct bound {
     std::uint32_t blocks = 0;
+    std::uint64_t digest = 0;
 
     [[nodiscard]] std::uint32_t budget_blocks(layer_id) const noexcept { return blocks; }
     [[nodiscard]] std::uint32_t dense_tokens() const noexcept { return 0; }
-    [[nodiscard]] std::uint64_t digest_bytes(layer_id) const noexcept { return 0; }
+    [[nodiscard]] std::uint64_t digest_bytes(layer_id) const noexcept { return digest; }
     status digest_async(typename B::stream_ref, digest_request const&) noexcept { return status::ok; }
     status select_async(typename B::stream_ref, select_request const&) noexcept { return status::ok; }
   };
@@ -224,7 +226,7 @@ struct counted_selector {
   template <class B>
   [[nodiscard]] bound<B> bind(B&, selector_limits const&) const
   {
-    return {blocks};
+    return {blocks, digest};
   }
 };
 
