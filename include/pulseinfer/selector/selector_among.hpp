@@ -6,6 +6,7 @@
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/selector/solo_head_selector.hpp>
 #include <pulseinfer/types.hpp>
+#include <pulseinfer/view/foresight.hpp>
 #include <pulseinfer/view/selection.hpp>
 
 #include <cstdint>
@@ -62,11 +63,24 @@ class selector_among<Selectors...>::bound {
   {
     return std::visit([&](auto& one) { return one.select_async(stream, request); }, any_);
   }
+  /// Where each of them tells its scores, so does the chosen one.
+  /// @status what the chosen one's says
+  status keep_shares(typename B::stream_ref stream)
+    requires(selector_tells_scores<Selectors, B> && ...)
+  {
+    return std::visit([&](auto& one) { return one.keep_shares(stream); }, any_);
+  }
+  [[nodiscard]] selection_scores scores(layer_id layer) const noexcept
+    requires(selector_tells_scores<Selectors, B> && ...)
+  {
+    return std::visit([&](auto const& one) { return one.scores(layer); }, any_);
+  }
 
  private:
   any any_;
 };
 
 static_assert(selector_for<selector_among<solo_head_selector<>>, archetype::backend>);
+static_assert(selector_tells_scores<selector_among<solo_head_selector<>>, archetype::backend>);
 
 }  // namespace pulseinfer
