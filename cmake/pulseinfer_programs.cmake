@@ -2,6 +2,8 @@
 
 option(PULSEINFER_WARNINGS_AS_ERRORS "Treat warnings as errors in our own programs" ON)
 
+option(PULSEINFER_FAST_DEVICE_CODE "Compile our own CUDA programs quickly to code that runs slowly (where none can run)" OFF)
+
 add_library(pulseinfer_warnings INTERFACE)
 target_compile_options(pulseinfer_warnings INTERFACE
   "$<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>"
@@ -12,6 +14,10 @@ if(PULSEINFER_WARNINGS_AS_ERRORS)
     # What GCC says here depends on how far it optimises.
     "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-error=maybe-uninitialized>"
     "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--Werror=all-warnings;-Xcompiler=-Werror>")
+endif()
+# An option of nvcc from CUDA 12.9 on.
+if(PULSEINFER_FAST_DEVICE_CODE AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
+  target_compile_options(pulseinfer_warnings INTERFACE "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--Ofast-compile=max>")
 endif()
 
 # pulseinfer_setup_program(<target> [CUDA])

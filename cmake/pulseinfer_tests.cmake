@@ -2,12 +2,69 @@
 
 set(PULSEINFER_SKIP_CODE 77)
 
+# How many test files one compilation holds with PULSEINFER_UNITY_TESTS. More cost less together, but leave a core idle at
+# the end of a build.
+set(PULSEINFER_UNITY_SIZE 12)
+
+# pulseinfer_unity_sources(<result> <name> <file>...)
+#   With PULSEINFER_UNITY_TESTS, sets <result> to generated sources that hold PULSEINFER_UNITY_SIZE of the files each, so
+#   that what they instantiate alike is compiled once; else to the files. Every file stands in a namespace of its own, since
+#   files use the same names. Its includes stand before all of these, where #pragma once makes the file's own ones empty.
+#   Those of tests/support, which instantiate templates of other namespaces, stand in none.
+function(pulseinfer_unity_sources result name)
+  if(NOT PULSEINFER_UNITY_TESTS)
+    set(${result} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  string(REPLACE "/" "_" stem "${name}")
+  set(generated "")
+  set(batch ${ARGN})
+  while(batch)
+    list(SUBLIST batch 0 ${PULSEINFER_UNITY_SIZE} files)
+    list(REMOVE_ITEM batch ${files})
+    set(includes "")
+    set(bodies "")
+    foreach(file IN LISTS files)
+      cmake_path(GET file PARENT_PATH folder)
+      cmake_path(GET file STEM file_name)
+      file(STRINGS "${file}" lines REGEX "^#include ")
+      foreach(line IN LISTS lines)
+        if(line MATCHES "^#include \"(.+)\"")
+          cmake_path(SET header NORMALIZE "${folder}/${CMAKE_MATCH_1}")
+          if(EXISTS "${header}")
+            set(line "#include \"${header}\"")
+          endif()
+        endif()
+        list(APPEND includes "${line}")
+      endforeach()
+      if(file MATCHES "_test\\.cpp$")
+        string(APPEND bodies "namespace unity_${file_name} {\n#include \"${file}\"\n}\n")
+      else()
+        string(APPEND bodies "#include \"${file}\"\n")
+      endif()
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+    endforeach()
+    list(REMOVE_DUPLICATES includes)
+    list(JOIN includes "\n" includes)
+    list(LENGTH generated number)
+    set(source "${CMAKE_CURRENT_BINARY_DIR}/unity/${stem}_${number}.cpp")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "${includes}\n\n${bodies}" @ONLY)
+    list(APPEND generated "${source}")
+  endwhile()
+  set(${result} ${generated} PARENT_SCOPE)
+endfunction()
+
 # pulseinfer_add_test_program(<name> [CUDA] LABELS <label>... SOURCES <file>...)
 #   One doctest program and one ctest test of the same name.
 function(pulseinfer_add_test_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "LABELS;SOURCES")
   string(REPLACE "/" "_" target "test_${name}")
-  add_executable(${target} ${arg_SOURCES})
+  if(arg_CUDA)
+    set(sources ${arg_SOURCES})
+  else()
+    pulseinfer_unity_sources(sources "${name}" ${arg_SOURCES})
+  endif()
+  add_executable(${target} ${sources})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
   if(arg_CUDA)
@@ -26,6 +83,10 @@ function(pulseinfer_add_test_program name)
     ENVIRONMENT "RC_PARAMS=seed=1 max_success=200"  # properties see the same values in each run
     SKIP_RETURN_CODE ${PULSEINFER_SKIP_CODE}
     TIMEOUT 600)
+  # ctest begins with the longest where several run at a time.
+  if(name MATCHES "^(laws|manager|operation|selector|transfer|examples/decode_text)$")
+    set_tests_properties(${name} PROPERTIES COST 100)
+  endif()
   foreach(label IN LISTS arg_LABELS)
     if(NOT TARGET ${label}_tests)
       add_custom_target(${label}_tests)
@@ -43,6 +104,7 @@ function(pulseinfer_link_test_support name folder)
     return()
   endif()
   if(NOT TARGET ${support})
+    pulseinfer_unity_sources(sources "support/${folder}" ${sources})
     add_library(${support} OBJECT ${sources})
     target_include_directories(${support} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
     target_link_libraries(${support} PRIVATE pulseinfer_test_main)
@@ -146,6 +208,36 @@ function(pulseinfer_add_header_tests name extension root)
   if(NOT source_count EQUAL header_count)
     message(FATAL_ERROR "${name}: ${header_count} headers, but ${source_count} sources that compile one each")
   endif()
+endfunction()
+
+# pulseinfer_add_alone_tests(<root>)
+#   Compiles each test file alone, as far as errors go: the sources of PULSEINFER_UNITY_TESTS, which give the warnings,
+#   don't show what a file fails to include.
+function(pulseinfer_add_alone_tests root)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*_test.cpp")
+  list(FILTER sources EXCLUDE REGEX "_gpu_test\\.cpp$")
+  if(NOT PULSEINFER_BUILD_EXAMPLES)
+    list(FILTER sources EXCLUDE REGEX "^${root}/(examples|benchmarks)/")
+  endif()
+  set(include_dirs "${PROJECT_SOURCE_DIR}/include" "${root}" "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/benchmarks")
+  list(TRANSFORM include_dirs PREPEND "-I")
+  set(stamps "")
+  foreach(source IN LISTS sources)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${root}" OUTPUT_VARIABLE name)
+    set(stamp "${CMAKE_CURRENT_BINARY_DIR}/alone/${name}.stamp")
+    cmake_path(GET stamp PARENT_PATH folder)
+    file(MAKE_DIRECTORY "${folder}")
+    add_custom_command(OUTPUT "${stamp}"
+      COMMAND "${CMAKE_CXX_COMPILER}" ${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${include_dirs} -DNDEBUG
+        -DPULSEINFER_CHECK_PRECONDITIONS "-DPULSEINFER_CALIBRATIONS=\"\""
+        -fsyntax-only -MD -MF "${stamp}.d" -MT "${stamp}" "${source}"
+      COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
+      DEPENDS "${source}" DEPFILE "${stamp}.d"
+      COMMENT "Compiling tests/${name} alone"
+      VERBATIM)
+    list(APPEND stamps "${stamp}")
+  endforeach()
+  add_custom_target(alone_tests ALL DEPENDS ${stamps})
 endfunction()
 
 # pulseinfer_add_compile_fail_tests(<root>)

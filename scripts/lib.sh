@@ -129,13 +129,16 @@ pulseinfer_best_preset()
 }
 
 # pulseinfer_build <preset> [target...]
+#   PULSEINFER_CMAKE_ARGUMENTS, words such as -DPULSEINFER_UNITY_TESTS=ON, go to cmake.
 pulseinfer_build()
 {
   local preset="$1"
   shift
   local log="build/$preset-configure.log"
   mkdir -p build
-  if ! cmake --preset "$preset" >"$log" 2>&1; then
+  local arguments
+  read -r -a arguments <<<"${PULSEINFER_CMAKE_ARGUMENTS:-}"
+  if ! cmake --preset "$preset" "${arguments[@]}" >"$log" 2>&1; then
     cat "$log" >&2
     pulseinfer_die "configuring $preset failed"
   fi
