@@ -18,7 +18,7 @@ constexpr lane_id lane{1};
 
 slot_id slot(std::int32_t number) { return static_cast<slot_id>(number); }
 
-void exchange(lane_books& books, std::vector<slot_exchange> const& list)
+void exchange_slots_of(lane_books& books, std::vector<slot_exchange> const& list)
 {
   run_solo(exchange_slots<lru>{
     .exchanges = list.data(),
@@ -46,7 +46,7 @@ TEST_SUITE("operation")
   {
     lane_books books = with_written_block();
     books.place(layer, lane, 3, 10, slot_state::clean, 1);
-    exchange(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 2}});
+    exchange_slots_of(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 2}});
     CHECK(books.spare[2] == slot(11));
     CHECK(books.residency().lease_of_lane(layer, lane)[1] == slot(30));
     CHECK(books.words[30].state == slot_state::clean);
@@ -62,7 +62,7 @@ TEST_SUITE("operation")
     books.place(layer, lane, 3, 10, slot_state::clean, 8);
     books.place(layer, lane, 4, 11, slot_state::in_flight, 1);
     books.place(layer, lane, 5, 12, slot_state::clean, 6);
-    exchange(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 0}});
+    exchange_slots_of(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 0}});
     CHECK(books.spare[0] == slot(12));
     CHECK(is_none(books.residency().slots_of_lane(layer, lane)[5]));
     CHECK(is_none(books.words[12].block));
@@ -76,7 +76,7 @@ TEST_SUITE("operation")
       lane_books books = with_written_block();
       books.residency().lease_count[books.residency().lane_index(layer, lane)] = leased;
       for (std::int32_t i = 0; i < 3; ++i) { books.place(layer, lane, i, 10 + i, slot_state::in_flight, 1); }
-      exchange(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 3}});
+      exchange_slots_of(books, {{.layer = layer, .lane = lane, .written = slot(30), .spare_place = 3}});
       CHECK(books.spare[3] == slot(30));
       CHECK(books.words[30].state == slot_state::empty);
       CHECK(is_none(books.words[30].block));
@@ -104,7 +104,7 @@ TEST_SUITE("operation")
            .spare_place = static_cast<std::uint32_t>(2 * l + r)});
       }
     }
-    exchange(books, list);
+    exchange_slots_of(books, list);
     for (std::int32_t i = 0; i < 4; ++i) {
       CHECK(books.spare[static_cast<std::size_t>(i)] == slot(8 * i));
       CHECK(books.words[static_cast<std::size_t>(8 * i + 4)].state == slot_state::clean);
