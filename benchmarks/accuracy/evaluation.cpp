@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -92,6 +93,43 @@ double divergence(float const* dense_log, float const* sparse_log, std::size_t c
       sum.add_product(part, dense);
     },
     [&](std::size_t at) { return std::exp(double{dense_log[at]}) * (double{dense_log[at]} - double{sparse_log[at]}); });
+}
+
+// ln of the mass that the centres of digests give blocks, over their true mass.
+double centre_mass(
+  layer_cache const& cache, std::uint32_t head, float const* query, std::span<block_id const> blocks,
+  configuration const& options)
+{
+  std::uint32_t const dim = cache.geometry().head_dim;
+  std::uint32_t const piece = options.digest_tokens == 0 ? options.block_tokens : options.digest_tokens;
+  auto const scale = double{cache.geometry().scale()};
+  std::vector<double> truth, centres;
+  for (block_id const block : blocks) {
+    std::size_t const first = static_cast<std::size_t>(pulseinfer::to_number(block)) * options.block_tokens;
+    for (std::size_t begin = first; begin < first + options.block_tokens; begin += piece) {
+      std::vector<double> logits(piece);
+      double centre = 0.0;
+      for (std::uint32_t j = 0; j < dim; ++j) {
+        float low = cache.keys(head)[begin * dim + j], high = low;
+        for (std::uint32_t token = 0; token < piece; ++token) {
+          float const key = cache.keys(head)[(begin + token) * dim + j];
+          low = std::min(low, key);
+          high = std::max(high, key);
+          logits[token] += scale * double{query[j]} * double{key};
+        }
+        centre += scale * double{query[j]} * 0.5 * (double{low} + double{high});
+      }
+      truth.insert(truth.end(), logits.begin(), logits.end());
+      centres.push_back(centre + std::log(static_cast<double>(piece)));
+    }
+  }
+  auto const log_sum = [](std::vector<double> const& values) {
+    double const top = *std::max_element(values.begin(), values.end());
+    double sum = 0.0;
+    for (double const value : values) { sum += std::exp(value - top); }
+    return top + std::log(sum);
+  };
+  return log_sum(centres) - log_sum(truth);
 }
 
 std::size_t largest(float const* values, std::size_t count)
@@ -277,6 +315,7 @@ outcome document_run::evaluate_from(
   result.recalls.resize(layers);
   share_table shares, truth, guessed;
   shares.resize(geometry_.query_heads, count, most_blocks);
+  std::vector<block_id> unread;
   std::vector<float> dense_out(checked.size() * geometry_.query_width()), difference(dense_out.size()), scratch;
   std::vector<float> guessed_queries(guess ? count * geometry_.query_width() : 0);
   bool guess_is_there = false;
@@ -335,17 +374,26 @@ outcome document_run::evaluate_from(
           result.mass.add(std::min(sum, 1.0));
           result.head_mass[std::size_t{layer} * geometry_.query_heads + head] +=
             std::min(sum, 1.0) / static_cast<double>(measured.size());
-          if (options.deferred_share > 0.0 && choice.read(lane).size() < choice.chosen(lane).size()) {
-            double skipped = -sum, estimate = 0.0;
-            for (block_id const block : choice.chosen(lane)) {
+          if (choice.read(lane).size() < choice.chosen(lane).size()) {
+            double skipped = 0.0, told = 0.0;
+            unread.clear();
+            std::set_difference(
+              choice.chosen(lane).begin(), choice.chosen(lane).end(), choice.read(lane).begin(),
+              choice.read(lane).end(), std::back_inserter(unread));
+            for (block_id const block : unread) {
               skipped += double{mass[pulseinfer::to_number(block)]};
-              bool const read = std::binary_search(choice.read(lane).begin(), choice.read(lane).end(), block);
-              if (!read) { estimate += double{shares.row(head, i)[pulseinfer::to_number(block)]}; }
+              told += double{shares.row(head, i)[pulseinfer::to_number(block)]};
             }
-            if (estimate > 1e-3 || skipped > 1e-3) {
-              ++result.estimates;
-              result.close_estimates += estimate <= 2.0 * skipped && skipped <= 2.0 * estimate ? 1U : 0U;
-            }
+            float const* const query = queries + i * geometry_.query_width() + std::size_t{head} * geometry_.head_dim;
+            double const beside = centre_mass(cache, head / group, query, unread, options);
+            auto const logarithm = [](double part) { return static_cast<float>(std::log(std::max(part, 1e-12))); };
+            result.skipped.push_back(
+              {.layer = layer,
+               .head = head,
+               .index = i,
+               .truth = logarithm(skipped),
+               .told = logarithm(told),
+               .centres = static_cast<float>(beside) + logarithm(skipped)});
           }
         }
       }

@@ -38,19 +38,28 @@ class histogram {
   std::uint64_t count_ = 0;
 };
 
+/// What a query head lost in one position by blocks that were deferred, as logarithms of parts of its softmax.
+struct skipped_mass {
+  std::uint32_t layer = 0, head = 0;
+  std::uint32_t index = 0;  // of the scored token
+  float truth = 0.0F;
+  float told = 0.0F;     // by the shares that the choice is made of, as the library tells it
+  float centres = 0.0F;  // by the centres of the digests alone, over the true sum of all blocks
+};
+
 /// What one document gave under one configuration. Attention's figures are those of sparse layers.
 struct outcome {
   bool done = false;
   std::vector<float> kl = {};  // [scored] nat, of dense against sparse
   double loss = 0.0;           // mean cross entropy
   double dense_loss = 0.0;
-  double same_top = 0.0;                             // part of the tokens whose likeliest next token agrees
-  histogram mass = {};                               // of a query head's softmax, recovered by what is read
-  std::vector<double> head_mass = {};                // [layers, query_heads] mean
-  histogram error = {};                              // relative, behind the output projection
-  std::vector<recall_counts> recalls = {};           // [layers]
-  double recalled_bytes = 0.0;                       // a step, all layers, keys and values of 16 bits
-  std::uint64_t estimates = 0, close_estimates = 0;  // of skipped mass, and those within twice of the truth
+  double same_top = 0.0;                    // part of the tokens whose likeliest next token agrees
+  histogram mass = {};                      // of a query head's softmax, recovered by what is read
+  std::vector<double> head_mass = {};       // [layers, query_heads] mean
+  histogram error = {};                     // relative, behind the output projection
+  std::vector<recall_counts> recalls = {};  // [layers]
+  double recalled_bytes = 0.0;              // a step, all layers, keys and values of 16 bits
+  std::vector<skipped_mass> skipped = {};   // where blocks are deferred
 };
 
 /// One choice, as it is made: for those who record selections.

@@ -49,6 +49,12 @@ def only(values, kinds, copied):
     return [value for value, kind in zip(values, kinds) if (kind == "copy") == copied]
 
 
+def estimates(row):
+    """Parts of heads, of layers and of steps within twice of the truth, by each estimate."""
+    return "; ".join(f"{name} " + " ".join(f"{of[unit]:.3f}" for unit in ("heads", "layers", "steps") if of[unit] is not None)
+                     for name, of in row["estimates_within_twice"].items())
+
+
 def print_rows(title, rows, kinds, reference=None):
     """Perplexity and KL of natural text and of copied passages apart; attention's figures of all texts."""
     print(f"\n**{title}**\n")
@@ -67,7 +73,7 @@ def print_rows(title, rows, kinds, reference=None):
         if row["recent_tokens"] != max(128, row["budget_tokens"] // 8):
             lever.append(f"recent {row['recent_tokens']}")
         if row["deferred_share"] > 0:
-            lever.append(f"deferred {row['deferred_of_recalled']:.2f}, estimates within twice {row['estimates_within_twice']:.3f}")
+            lever.append(f"deferred {row['deferred_of_recalled']:.2f}, estimates within twice " + estimates(row))
         cells = [
             label(row)[0], digest_name(row), str(row.get("digest_bytes", "")), label(row)[1], str(row["budget_tokens"]), f"{row['budget_blocks']:.1f}",
             str(row["documents"]), f"{percent(loss[0]):+.2f} % ({percent(loss[1]):.2f} to {percent(loss[2]):.2f})",
