@@ -1,11 +1,18 @@
+#include "support/mutated_text.hpp"
 #include <pulseinfer/backend/sim/sim_backend.hpp>
 #include <pulseinfer/observe/selection_trace.hpp>
 #include <pulseinfer/selector/external_selector.hpp>
 
 #include <doctest/doctest.h>
+#include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <fstream>
+#include <functional>
+#include <random>
 #include <sstream>
+#include <string>
 #include <vector>
 
 using namespace pulseinfer;
@@ -86,18 +93,68 @@ TEST_SUITE("observe")
     refused("", "invalid_argument: selections, line 1: '' where 'pulseinfer selections 1' begins the file");
     std::string const head = "pulseinfer selections 1\n";
     refused(head + "1 x 3 4\n", "invalid_argument: selections, line 2: no number for the layer");
-    refused(head + "1 2 3 4 4\n", "invalid_argument: selections, line 2: blocks that do not ascend");
-    refused(head + "1 2 3 9-7\n", "invalid_argument: selections, line 2: blocks that do not ascend");
+    refused(head + "1 2 9 4 4\n", "invalid_argument: selections, line 2: blocks that do not ascend");
+    refused(head + "1 2 99 9-7\n", "invalid_argument: selections, line 2: blocks that do not ascend");
     refused(
-      head + "1 2 3 16777215-16777216\n",
+      head + "1 2 2147483647 16777215-16777216\n",
       "invalid_argument: selections, line 2: block 16777216, where 16777215 is the last");
     refused(
-      head + "1 2 3 2147483646-2147483647\n",
+      head + "1 2 2147483647 2147483646-2147483647\n",
       "invalid_argument: selections, line 2: block 2147483647, where 16777215 is the last");
+    refused(head + "1 2 3 1-3\n", "invalid_argument: selections, line 2: block 3 of a row of 3 tokens");
     refused(head + "1 2 3 2147483648\n", "invalid_argument: selections, line 2: no number for a block");
     refused(head + "1 2 3 4-\n", "invalid_argument: selections, line 2: no number for a run's last block");
     refused(head + "1 2 3 \n", "invalid_argument: selections, line 2: no number for a block");
     refused(head + "1 2 3\n1 2 3 -4\n", "invalid_argument: selections, line 3: no number for a block");
     refused(head + "1,2,3\n", "invalid_argument: selections, line 2: numbers with a space between them are wanted");
+    refused(
+      std::string{"a\0b\x80", 4},
+      "invalid_argument: selections, line 1: 'a?b?' where 'pulseinfer selections 1' begins the file");
+    std::ifstream missing{"/no-such-folder/selections.txt"};
+    CHECK_THROWS_WITH_AS(
+      static_cast<void>(read_selections(missing)), "invalid_argument: selections, line 1: the file cannot be read",
+      argument_error);
+  }
+
+  TEST_CASE(
+    "a record of selections with anything wrong in it is read as what it says, or refused by a line that it has")
+  {
+    CHECK(rc::check([] {
+      std::vector<selection_record> records;
+      for (auto count = *rc::gen::inRange(0, 4); count > 0; --count) {
+        selection_record& record = records.emplace_back(selection_record{
+          .lane = static_cast<lane_id>(*rc::gen::inRange(0, 40)),
+          .layer = static_cast<layer_id>(*rc::gen::inRange(0, 40)),
+          .tokens = *rc::gen::inRange(40U, 9000U)});
+        for (int block = *rc::gen::inRange(0, 5); block < 40; block += *rc::gen::inRange(1, 4)) {
+          record.selected.push_back(static_cast<block_id>(block));
+        }
+      }
+      std::ostringstream out;
+      write_selections(out, records);
+      std::istringstream whole{out.str()};
+      RC_ASSERT(read_selections(whole) == records);
+
+      std::mt19937_64 random{*rc::gen::arbitrary<std::uint64_t>()};
+      for (int change = 0; change < 20; ++change) {
+        std::string const text = pulseinfer_test::mutated(out.str(), random);
+        std::istringstream in{text};
+        try {
+          std::vector<selection_record> const found = read_selections(in);
+          std::ostringstream again;
+          write_selections(again, found);
+          std::istringstream back{again.str()};
+          RC_ASSERT(read_selections(back) == found);
+          for (selection_record const& record : found) {
+            RC_ASSERT((record.selected.empty() || to_index(record.selected.back()) < record.tokens));
+            RC_ASSERT(
+              std::adjacent_find(record.selected.begin(), record.selected.end(), std::greater_equal<>{}) ==
+              record.selected.end());
+          }
+        } catch (argument_error const& refusal) {
+          RC_ASSERT(pulseinfer_test::names_a_line(refusal.what(), "selections", text));
+        }
+      }
+    }));
   }
 }

@@ -1,5 +1,6 @@
 #include "support/cache.hpp"
 #include "support/immediate_backend.hpp"
+#include "support/mutated_text.hpp"
 #include "support/selector_harness.hpp"
 #include <pulseinfer/selector/calibrated_heads.hpp>
 #include <pulseinfer/selector/calibration.hpp>
@@ -9,6 +10,7 @@
 #include <pulseinfer/selector/solo_head_selector.hpp>
 
 #include <doctest/doctest.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
 #include <cmath>
@@ -192,6 +194,24 @@ TEST_SUITE("selector")
     CHECK_THROWS_WITH_AS(
       static_cast<void>(pulseinfer::read_calibration(missing)),
       "invalid_argument: calibration, line 1: the file cannot be read", pulseinfer::argument_error);
+  }
+
+  TEST_CASE("a calibration with anything wrong in it is read as what it says, or refused by a line that it has")
+  {
+    CHECK(rc::check([] {
+      std::mt19937_64 random{*rc::gen::arbitrary<std::uint64_t>()};
+      for (int change = 0; change < 20; ++change) {
+        std::string const text = pulseinfer_test::mutated(text_of(three_layers()), random);
+        std::istringstream in{text};
+        try {
+          calibration const found = pulseinfer::read_calibration(in);
+          std::istringstream again{text_of(found)};
+          RC_ASSERT(pulseinfer::read_calibration(again) == found);
+        } catch (pulseinfer::argument_error const& refusal) {
+          RC_ASSERT(pulseinfer_test::names_a_line(refusal.what(), "calibration", text));
+        }
+      }
+    }));
   }
 
   TEST_CASE("the calibration that is shipped fits its model's cache")

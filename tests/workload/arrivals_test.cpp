@@ -1,12 +1,18 @@
+#include "support/mutated_text.hpp"
 #include <pulseinfer/workload/arrivals.hpp>
 
 #include <doctest/doctest.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <fstream>
+#include <random>
 #include <sstream>
+#include <string>
+#include <vector>
 
 using namespace pulseinfer;
 using namespace std::chrono_literals;
@@ -87,6 +93,45 @@ TEST_SUITE("workload")
     refused("-1,2,3\n", "invalid_argument: arrivals, line 1, '-1,2,3': an arrival before 0 s or after 9e9 s");
     refused("1,-2,3\n", "invalid_argument: arrivals, line 1, '1,-2,3': no number for prompt_tokens");
     refused("1,0,0\n", "invalid_argument: arrivals, line 1, '1,0,0': a request of no tokens");
+    refused("1,2,3\n1,\x01,3\n", "invalid_argument: arrivals, line 2, '1,?,3': no number for prompt_tokens");
+    std::ifstream missing{"/no-such-folder/arrivals.csv"};
+    CHECK_THROWS_WITH_AS(
+      static_cast<void>(read_arrivals(missing)), "invalid_argument: arrivals, line 1: the file cannot be read",
+      argument_error);
+  }
+
+  TEST_CASE("a recorded load with anything wrong in it is read as what it says, or refused by a line that it has")
+  {
+    CHECK(rc::check([] {
+      std::string whole = *rc::gen::inRange(0, 2) == 0 ? "arrival_s,prompt_tokens,output_tokens\n" : "";
+      std::vector<request_arrival> wanted;
+      std::int64_t at = 0;
+      for (auto count = *rc::gen::inRange(0, 6); count > 0; --count) {
+        at += *rc::gen::inRange(0, 5000);
+        wanted.push_back({std::chrono::milliseconds{at}, *rc::gen::inRange(1U, 9000U), *rc::gen::inRange(0U, 9000U)});
+        std::string const thousandths = std::to_string(1000 + at % 1000).substr(1);
+        whole += std::to_string(at / 1000) + "." + thousandths + "," + std::to_string(wanted.back().prompt_tokens) +
+          "," + std::to_string(wanted.back().output_tokens) + "\n";
+      }
+      std::istringstream right{whole};
+      RC_ASSERT(read_arrivals(right) == wanted);
+
+      std::mt19937_64 random{*rc::gen::arbitrary<std::uint64_t>()};
+      for (int change = 0; change < 20; ++change) {
+        std::string const text = pulseinfer_test::mutated(whole, random);
+        std::istringstream in{text};
+        try {
+          auto const found = read_arrivals(in);
+          RC_ASSERT(std::ranges::is_sorted(found, {}, &request_arrival::at));
+          for (request_arrival const& request : found) {
+            RC_ASSERT(request.at >= 0ns);
+            RC_ASSERT(request.prompt_tokens + std::uint64_t{request.output_tokens} > 0);
+          }
+        } catch (argument_error const& refusal) {
+          RC_ASSERT(pulseinfer_test::names_a_line(refusal.what(), "arrivals", text));
+        }
+      }
+    }));
   }
 
   TEST_CASE("loads without a rate or a length are refused")

@@ -6,6 +6,7 @@
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/concepts/selector.hpp>
 #include <pulseinfer/config.hpp>
+#include <pulseinfer/detail/printable.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/layout/kv_geometry.hpp>
 #include <pulseinfer/store/slab.hpp>
@@ -185,7 +186,7 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
   }
 }
 
-/// @throws argument_error naming the line and what is wrong with it: blocks from 2^24 on too, which no sequence has
+/// @throws argument_error naming the line and what is wrong with it: blocks that the row's tokens cannot fill or from 2^24 on too
 [[nodiscard]] inline std::vector<selection_record> read_selections(std::istream& in)
 {
   std::size_t number = 1;
@@ -193,8 +194,10 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
   auto const refuse = [&](std::string const& what) {
     throw argument_error{status::invalid_argument, "selections, line " + std::to_string(number) + ": " + what};
   };
-  if (!std::getline(in, line) || line != selection_trace_header) {
-    refuse("'" + line.substr(0, 40) + "' where '" + selection_trace_header + "' begins the file");
+  bool const begins = static_cast<bool>(std::getline(in, line));
+  if (!begins && !in.eof()) { refuse("the file cannot be read"); }
+  if (!begins || line != selection_trace_header) {
+    refuse("'" + detail::printable(line.substr(0, 40)) + "' where '" + selection_trace_header + "' begins the file");
   }
   constexpr std::int32_t most_block =
     (1 << 24) - 1;  // of a sequence: a run in the file is a few bytes, in memory its blocks
@@ -232,11 +235,18 @@ inline void write_selections(std::ostream& out, std::vector<selection_record> co
       if (last > most_block) {
         refuse("block " + std::to_string(last) + ", where " + std::to_string(most_block) + " is the last");
       }
+      if (static_cast<std::uint32_t>(last) >= record.tokens) {
+        refuse("block " + std::to_string(last) + " of a row of " + std::to_string(record.tokens) + " tokens");
+      }
       for (std::int32_t block = first; block <= last; ++block) {
         record.selected.push_back(static_cast<block_id>(block));
       }
     }
     records.push_back(std::move(record));
+  }
+  if (in.bad()) {
+    ++number;
+    refuse("the file cannot be read");
   }
   return records;
 }

@@ -2,6 +2,7 @@
 
 /// When requests come, and how long they are.
 
+#include <pulseinfer/detail/printable.hpp>
 #include <pulseinfer/error.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/workload/fixed_point.hpp>
@@ -124,7 +125,8 @@ namespace workload_detail {
 {
   std::vector<request_arrival> requests;
   std::string line;
-  for (std::size_t number = 1; std::getline(in, line); ++number) {
+  std::size_t number = 1;
+  for (; std::getline(in, line); ++number) {
     if (!line.empty() && line.back() == '\r') { line.pop_back(); }
     if (line.empty() || line.front() == '#' || (number == 1 && line == "arrival_s,prompt_tokens,output_tokens")) {
       continue;
@@ -132,7 +134,7 @@ namespace workload_detail {
     auto const refuse = [&](std::string const& what) {
       throw argument_error{
         status::invalid_argument,
-        "arrivals, line " + std::to_string(number) + ", '" + line.substr(0, 60) + "': " + what};
+        "arrivals, line " + std::to_string(number) + ", '" + detail::printable(line.substr(0, 60)) + "': " + what};
     };
     char const* at = line.data();
     char const* const end = line.data() + line.size();
@@ -157,6 +159,10 @@ namespace workload_detail {
     if (request.prompt_tokens == 0 && request.output_tokens == 0) { refuse("a request of no tokens"); }
     request.at = nanoseconds{static_cast<std::int64_t>(seconds * 1e9 + 0.5)};
     requests.push_back(request);
+  }
+  if (in.bad() || (number == 1 && !in.eof())) {
+    throw argument_error{
+      status::invalid_argument, "arrivals, line " + std::to_string(number) + ": the file cannot be read"};
   }
   std::ranges::stable_sort(requests, {}, &request_arrival::at);
   return requests;
