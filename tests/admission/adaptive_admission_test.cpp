@@ -147,6 +147,63 @@ TEST_SUITE("admission")
     CHECK(s.running >= 0.9 * before);
   }
 
+  TEST_CASE("a raise that had to be cut doubles the wait for the next, which goes half of the way; the search ends")
+  {
+    // Each time that more rows run than before, their steps take twice as long: no limit but the lowest lasts.
+    plant const usual{.per_step = 1e-3, .per_row = 100e-6, .bytes_per_row = 1e5};
+    server s{usual, {.tpot_target = nanoseconds{6'000'000}}, 400};
+    auto const step = [&](double times) {
+      s.machine.per_row = times * usual.per_row;
+      s.running = std::min(s.running, s.policy.limit());
+      s.step();
+    };
+    auto const steps_to_move = [&](double times, int most) {
+      std::uint32_t const before = s.policy.limit();
+      for (int i = 0; i < most; ++i) {
+        step(times);
+        if (s.policy.limit() != before) { return i + 1; }
+      }
+      return most;
+    };
+    for (int i = 0; i < 3000; ++i) { step(1.0); }
+    std::uint32_t tried = s.policy.limit();
+    CHECK(tried > 30);
+    CHECK(s.policy.raised);
+    std::uint64_t hold = adaptive_admission::least_hold;
+    int rounds = 0;
+    for (bool goes_on = true; goes_on; ++rounds) {
+      REQUIRE(rounds < 6);
+      for (int i = 0; i < 400; ++i) { step(2.0); }
+      std::uint32_t const kept = s.policy.limit();
+      CHECK(kept < tried);
+      hold = std::min(2 * hold, adaptive_admission::most_hold);
+      CHECK(s.policy.hold == hold);
+      auto const waited = static_cast<std::uint64_t>(steps_to_move(1.0, 40'000)) + 400;
+      CHECK(s.policy.limit() > kept);
+      // Once no limit is left between what lasts and what did not that differs from the first, nothing moves for long.
+      goes_on = (kept + tried) / 2 > kept + std::max(0.15 * kept, 2.0);
+      CHECK(waited >= (goes_on ? hold / 4 : adaptive_admission::most_hold));
+      if (goes_on) { CHECK(s.policy.limit() <= (kept + tried) / 2); }
+      tried = s.policy.limit();
+    }
+    CHECK(rounds > 2);
+  }
+
+  TEST_CASE("a limit that nobody comes near does not move")
+  {
+    plant const machine{.bytes_per_row = 5e6, .spread = 0.8};
+    server s{machine, {.tpot_target = nanoseconds{20'000'000}}, 400};
+    for (int i = 0; i < 1500; ++i) { s.step(); }
+    std::uint32_t const before = s.policy.limit();
+    for (std::uint32_t i = 0; i < 3000; ++i) {
+      s.running = before / 4 + i / 100 % 7;
+      s.machine.bytes_per_row = i / 500 % 2 == 0 ? 5e6 : 6e6;
+      s.policy.max_rows = s.running;
+      s.step();
+      CHECK(s.policy.limit() == before);
+    }
+  }
+
   TEST_CASE("why a request is held back: the limit with what steps take, or the round")
   {
     adaptive_admission policy{.tpot_target = std::chrono::milliseconds{5}};

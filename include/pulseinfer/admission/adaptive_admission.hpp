@@ -20,7 +20,7 @@ namespace pulseinfer {
 
 /// The time of a step is followed as T(B) = a + b B (step_history); a step of B rows takes at least what their recalls take on
 /// the link. A further row is let in while memory for its whole length is free (as fixed_admission counts it), fewer rows run
-/// than `limit()`, and the round has room: rows are let in by rounds of half as many as run, or as the limit is away if that is
+/// than `limit()`, and the round has room: rows are let in by rounds of half as many as run, or as what would do is away if that is
 /// fewer, then `settle_steps` steps show what they cost.
 ///
 /// The limit is the largest B for which one more row still brings `least_gain` of its fair share of tokens a second and, where
@@ -29,6 +29,7 @@ namespace pulseinfer {
 /// only where it is off by more than `band`: what is noise moves nothing.
 struct adaptive_admission {
   static constexpr std::uint64_t least_hold = 4096, most_hold = 16384;
+  static constexpr std::uint32_t unlimited = 0xFFFFFFFFU;
 
   nanoseconds tpot_target{0};           ///< longest step that a further row may make; 0: none
   double link_bytes_per_second = 50e9;  ///< of recalls, as measured on the machine
@@ -44,12 +45,17 @@ struct adaptive_admission {
   double miss_exponent = 0.9;           ///< of a layer's misses over its slots, until it was measured
   std::uint32_t settle_steps = 4;       ///< steps that show what further rows cost, before the next are let in
   step_history measured = {};
-  std::uint32_t limit_rows = 0xFFFFFFFFU;
+  std::uint32_t limit_rows = unlimited;
   std::uint32_t prompt_steps = 0;   ///< in a row that brought prompts in
-  double recall_at_cut = 0.0;       ///< seconds of the link for a row's recalls then
-  std::uint64_t cut_at = 0;         ///< step of the last cut of a limit that was reached
+  std::uint64_t cut_at = 0;         ///< step of the last cut of a limit that was reached; 0: there was none
+  double recall_at_cut = 0.0;       ///< seconds of the link for a row's recalls then, or since then if that is more
+  double ceiling = 0.0;             ///< the limit that was cut
+  std::uint64_t window_at = 0;      ///< step at which the last window without a raise began
+  double least_since = 0.0;         ///< what would have done in every step of it
+  std::uint32_t fewer_steps = 0;    ///< in a row in which rows recalled much less than then
   std::uint64_t hold = least_hold;  ///< steps after it without a raise: twice as many with each raise that was cut
   bool raised = false;              ///< the last move of such a limit
+  bool was_reached = false;         ///< by as many rows as the limit was then; before that it is a forecast
   std::uint64_t crowded_at = 0;     ///< step in which somebody last waited for slots; 0: nobody has
   std::uint64_t round_begin = 0;    ///< step in which the first of the last rows was let in
   std::uint32_t round_rows = 0;     ///< rows that ran before them
@@ -110,7 +116,8 @@ struct adaptive_admission {
     double const rows = measured.rows();
     double const time = measured.expected(rows);
     // Where it is not known what a row costs, the throughput is taken to grow, and the target to be used up in proportion.
-    double const least_slope = measured.slope() - measured.slope_error();
+    // Where traffic changed while rows did, the fit takes one for the other: what is over is over by more than that.
+    double const least_slope = (errors < 0.0 ? 0.75 : 1.0) * measured.slope() - measured.slope_error();
     double const fixed_part = time - least_slope * rows;
     double const by_gain =
       least_slope > 0.0 ? fixed_part * (1.0 / least_gain - 1.0) / least_slope : std::numeric_limits<double>::infinity();
@@ -123,7 +130,8 @@ struct adaptive_admission {
     double const seen = measured.slope() + measured.slope_error();
     double const most_slope =
       std::min(time / rows, link_counts ? 1.25 * std::max(seen, measured.recall_per_row()) : seen);
-    double const by_target = rows + left / most_slope;
+    // What is over the target is not taken for a row's small cost: a step of half the rows takes at least a quarter less.
+    double const by_target = rows + left / (left < 0.0 ? std::max(most_slope, 0.5 * time / rows) : most_slope);
     double const by_link = target / std::max(measured.recall_per_row(), 1e-12);
     // Nothing is known of a row's cost before their number has varied.
     if (measured.slope() == 0.0 && left > 0.0) { return std::min({by_gain, by_link, std::max(by_target, rows + 1.0)}); }
@@ -172,11 +180,13 @@ struct adaptive_admission {
   }
 
  private:
-  /// Rows that a round lets in, by halves of the way: what the next ones cost is known better then.
+  /// Rows that a round lets in, by halves of the way to what would do now: what the next ones cost is known better then. The limit
+  /// stays where noise alone says otherwise; that nobody comes in meanwhile for whom there is no room keeps the target.
   [[nodiscard]] std::uint32_t round_room() const noexcept
   {
-    std::uint32_t const way = limit() > round_rows ? limit() - round_rows : 0;
-    return std::max(std::min(round_rows / 2, way / 2), 1U);
+    double const way = std::min(static_cast<double>(limit_rows), rows_that_pay()) - round_rows;
+    if (way < 0.5) { return 0; }
+    return static_cast<std::uint32_t>(std::max(std::min(std::floor(round_rows / 2.0), std::floor(way / 2.0)), 1.0));
   }
 
   struct row_choice {
@@ -283,37 +293,81 @@ struct adaptive_admission {
   }
 
   static constexpr std::uint32_t most_prompt_steps = 64;
+  static constexpr std::uint32_t changed_steps = 256;
+  static constexpr double near = 0.7;
 
+  /// Where the limit stands between what would do at worst and at best, it stays. Below it is cut at once. Above it is raised
+  /// where nobody has found its end, and else by a search: no further than half of the way to the limit that was cut last, and
+  /// than what would have done in every step since then.
   void move_limit(std::uint32_t rows) noexcept
   {
     auto const whole = [](double wanted) { return std::max(std::floor(wanted), 1.0); };
-    double wanted = whole(rows_that_pay());
     double const now = limit_rows;
-    // What few steps have shown raises nothing and cuts nothing.
-    if (wanted < now) { wanted = std::min(whole(rows_that_pay(-1.0)), now); }
-    // Traffic has changed for good: what was learnt of raises does not hold any more.
-    if (wanted >= 1.5 * now || measured.recall_per_row() < 0.75 * recall_at_cut) {
+    double const least = whole(rows_that_pay(1.0));
+    double const most = std::max(whole(rows_that_pay(-1.0)), least);
+    note_traffic(least);
+    double const noise = std::max(band * now, 2.0);
+    bool const lower = most < now - noise;
+    double wanted = lower ? std::min(std::max(most, whole(rows_in_proportion())), now) : least;
+    // Of a limit that nobody comes near nothing is learnt, and it keeps nobody out.
+    bool const reached = rows >= near * now;
+    was_reached = was_reached || reached;
+    if (was_reached && !reached && rows < (lower ? 0.9 : near) * wanted) { return; }
+    if (lower) {
+      if (reached) { note_cut(now); }
+    } else {
+      if (cut_at != 0) {
+        if (measured.steps() < window_at + held()) { return; }
+        wanted = whole(std::min({wanted, least_since, (now + ceiling) / 2.0}));
+        begin_window();
+      }
+      if (wanted <= now + (cut_at == 0 ? 0.03 * now : noise)) { return; }
+    }
+    raised = !lower;
+    limit_rows = static_cast<std::uint32_t>(std::min(wanted, double{unlimited}));
+  }
+
+  /// Rows that keep the target if a step's time goes with their number, which is the least that a cut can help; 0 without one.
+  [[nodiscard]] double rows_in_proportion() const noexcept
+  {
+    double const left = step_history::seconds(tpot_target) - margin * measured.deviation();
+    return left <= 0.0 ? 0.0 : left * measured.rows() / measured.expected(measured.rows());
+  }
+
+  /// A limit that was reached had to be cut. Cuts that follow one another at once are one.
+  void note_cut(double limit) noexcept
+  {
+    if (raised || measured.steps() >= cut_at + changed_steps) { ceiling = limit; }
+    hold = raised ? std::min(2 * hold, most_hold) : hold;
+    cut_at = measured.steps();
+    recall_at_cut = measured.recall_per_row();
+    begin_window();
+  }
+
+  void begin_window() noexcept
+  {
+    window_at = measured.steps();
+    least_since = std::numeric_limits<double>::infinity();
+  }
+
+  /// What would have done since the last cut, and whether what was learnt of it does not hold any more: recalls are fewer for
+  /// good, or it is long ago.
+  void note_traffic(double least) noexcept
+  {
+    if (cut_at == 0) { return; }
+    // The first quarter of a window still shows the steps of before.
+    if (measured.steps() > window_at + held() / 4) { least_since = std::min(least_since, least); }
+    recall_at_cut = std::max(recall_at_cut, measured.recall_per_row());
+    fewer_steps = measured.recall_per_row() < 0.5 * recall_at_cut ? fewer_steps + 1 : 0;
+    if (fewer_steps >= changed_steps) {
       cut_at = 0;
       hold = least_hold;
-      recall_at_cut = 0.0;
     }
-    double const noise = std::max(band * now, 2.0);
-    bool const lower = wanted < now - noise;
-    bool const higher = wanted > now + (cut_at != 0 ? noise : 0.03 * now);
-    if (!lower && !higher) { return; }
-    // Much of the target that is not used is no noise.
-    std::uint64_t const held = unused_share() > 0.1 ? hold / 4 : hold;
-    if (higher && cut_at != 0 && measured.steps() < cut_at + held) { return; }
-    // Of a limit that nobody has come near nothing was learnt: it is a forecast, and follows the others.
-    bool const reached = rows >= 0.7 * now;
-    if (reached && lower) {
-      hold = raised ? std::min(2 * hold, most_hold) : hold;
-      cut_at = measured.steps();
-      recall_at_cut = measured.recall_per_row();
-    }
-    raised = higher;
-    limit_rows = static_cast<std::uint32_t>(std::min(wanted, double{std::numeric_limits<std::uint32_t>::max()}));
+    if (measured.steps() >= cut_at + most_hold) { ceiling = std::numeric_limits<double>::infinity(); }
   }
+
+  /// Steps without a raise. Much of the target that is not used is no noise.
+  [[nodiscard]] std::uint64_t held() const noexcept { return unused_share() > 0.1 ? hold / 4 : hold; }
 
   /// Share of the target that steps and their margin leave free; 0 without one.
   [[nodiscard]] double unused_share() const noexcept
