@@ -297,12 +297,25 @@ void overload(report& out)
         name_of(preset), loads[i], cells[i].fine[0], cells[i].missed[0] * 100.0, cells[i].fine[1],
         cells[i].missed[1] * 100.0, i == peak ? "  <- working set peaks" : "");
     }
-    for (double const times : {1.25, 1.5}) {
-      cell c;
-      jobs.clear();
-      jobs.emplace_back([&] { run(loads[peak] * times, working_set_admission{}, c.fine[0], c.missed[0]); });
-      jobs.emplace_back([&] { run(loads[peak] * times, adaptive(l, target), c.fine[1], c.missed[1]); });
-      run_all(jobs);
+    // Loads that the table above has are not run again.
+    static constexpr double beyond[] = {1.25, 1.5};
+    cell above[std::size(beyond)];
+    jobs.clear();
+    for (std::size_t k = 0; k < std::size(beyond); ++k) {
+      double const rate = loads[peak] * beyond[k];
+      double const* const known = std::find(std::begin(loads), std::end(loads), rate);
+      cell& c = above[k];
+      if (known != std::end(loads)) {
+        c = cells[static_cast<std::size_t>(known - std::begin(loads))];
+        continue;
+      }
+      jobs.emplace_back([&, rate] { run(rate, working_set_admission{}, c.fine[0], c.missed[0]); });
+      jobs.emplace_back([&, rate] { run(rate, adaptive(l, target), c.fine[1], c.missed[1]); });
+    }
+    run_all(jobs);
+    for (std::size_t k = 0; k < std::size(beyond); ++k) {
+      double const times = beyond[k];
+      cell const& c = above[k];
       own_peak = std::max(own_peak, c.fine[1]);
       bool const met = c.fine[1] > c.fine[0] && c.fine[1] >= 0.97 * own_peak;
       std::printf(
@@ -452,14 +465,16 @@ void light_load(report& out)
   nanoseconds const length = given.quick ? 4s : 12s;
   o.requests = long_requests(4.0, length);
   o.end = length;
-  serving_result const ours = serve(o, adaptive(l));
-  serving_result const never = [&] {
-    serving_options resident = o;
-    // Sparse rows whose hits are all there, in lockstep: what an engine without offload does.
-    resident.decode.workload.misses.mean_logit = -20.0;
-    resident.decode.workload.misses.change_height = 0.0;
-    return simulate_serving(resident, lockstep_scheduler<visit_order::whole>{}, adaptive(l));
-  }();
+  serving_result ours, never;
+  run_all(
+    {[&] { ours = serve(o, adaptive(l)); },
+     [&] {
+       serving_options resident = o;
+       // Sparse rows whose hits are all there, in lockstep: what an engine without offload does.
+       resident.decode.workload.misses.mean_logit = -20.0;
+       resident.decode.workload.misses.change_height = 0.0;
+       never = simulate_serving(resident, lockstep_scheduler<visit_order::whole>{}, adaptive(l));
+     }});
   double const visits = static_cast<double>(ours.launches) / static_cast<double>(ours.steps.size());
   double const rate = settled_rate(ours) / settled_rate(never);
   bool const met = ours.recalled_blocks == 0 && visits <= given.layers && rate >= 0.99;
@@ -674,11 +689,15 @@ void host_memory(report& out)
   o.requests.insert(
     o.requests.begin() + 3, {.at = o.requests[3].at, .prompt_tokens = 16 * 16 * prompt_blocks, .output_tokens = 8});
   o.end = length;
-  serving_result const r = serve(o, adaptive(l));
   serving_options twelve = o;
   twelve.host_blocks = 0;
   twelve.requests.erase(twelve.requests.begin() + 3);
-  double const rate = settled_rate(r) / settled_rate(serve(twelve, fixed_admission{.max_rows = 12}));
+  serving_result r;
+  double of_twelve = 0.0;
+  run_all(
+    {[&] { r = serve(o, adaptive(l)); },
+     [&] { of_twelve = settled_rate(serve(twelve, fixed_admission{.max_rows = 12})); }});
+  double const rate = settled_rate(r) / of_twelve;
   double const thrashing = static_cast<double>(r.thrash_steps) / static_cast<double>(r.tokens);
   bool const met = r.most_rows <= 12 && r.rejected == 1 && thrashing <= 0.001 && rate >= 0.97 && !r.refusal.empty();
   std::printf(
@@ -711,11 +730,15 @@ void digests(report& out)
   o.requests.insert(
     o.requests.begin() + 3, {.at = o.requests[3].at, .prompt_tokens = 16 * 16 * prompt_blocks, .output_tokens = 8});
   o.end = length;
-  serving_result const r = serve(o, adaptive(l));
   serving_options twelve = o;
   twelve.digest_extents = 0;
   twelve.requests.erase(twelve.requests.begin() + 3);
-  double const rate = settled_rate(r) / settled_rate(serve(twelve, fixed_admission{.max_rows = 12}));
+  serving_result r;
+  double of_twelve = 0.0;
+  run_all(
+    {[&] { r = serve(o, adaptive(l)); },
+     [&] { of_twelve = settled_rate(serve(twelve, fixed_admission{.max_rows = 12})); }});
+  double const rate = settled_rate(r) / of_twelve;
   double const thrashing = static_cast<double>(r.thrash_steps) / static_cast<double>(r.tokens);
   bool const says = r.refusal.starts_with("lacks digest extents");
   bool const met = r.most_rows == 12 && r.rejected == 1 && thrashing <= 0.001 && rate >= 0.97 && says;
