@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Refuses one gather in some.
+/// Refuses one gather in some, or one launch after so many others.
 class refusing_backend : public sim_backend {
  public:
   using sim_backend::sim_backend;
@@ -32,10 +32,15 @@ class refusing_backend : public sim_backend {
   std::uint64_t mix = 1;
   std::uint32_t one_in = 0;  ///< 0: never
   std::uint64_t refused = 0;
+  std::uint64_t refuse_after = ~std::uint64_t{0};
 
   template <operation Op>
   status launch(stream_ref stream, Op const& op, observation* observed = nullptr) noexcept
   {
+    if (refuse_after-- == 0) {
+      ++refused;
+      return status::transfer_failed;
+    }
     if constexpr (std::is_same_v<Op, gather_blocks>) {
       if (one_in != 0 && next(one_in) == 0) {
         ++refused;
@@ -181,5 +186,58 @@ TEST_SUITE("workload")
       CHECK(rate > 0.8 * link);
       CHECK(rate <= 1.02 * link);
     }
+  }
+
+  TEST_CASE(
+    "a launch that is refused in mid-step stops neither the step nor those after it, whatever ends between them")
+  {
+    std::uint32_t told = 0;
+    std::uint64_t place = 0;
+    for (bool within = true; within; ++place) {
+      CAPTURE(place);
+      refusing_backend backend{sim_options{}};
+      auto const stream = backend.create_stream();
+      manager kv{
+        backend,
+        stream,
+        kv_geometry{.layers = 3, .query_heads = 1, .kv_heads = 1, .head_dim = 16, .block_tokens = block_tokens},
+        {.max_rows = 4,  // one ends at the next commit if it stands in a step
+         .max_tokens = most_tokens,
+         .max_prefill_tokens = 32,
+         .quota_tokens = (budget + 3) * block_tokens,
+         .slots = 20'000},
+        external_selector{.budget_tokens = budget * block_tokens},
+        gather_scatter_engine{},
+        asking_scheduler{}};
+      auto shares = [](row_id, layer_id, part) { return 1.0; };
+      timed_engine<refusing_backend, manager, decltype(shares)> engine{
+        backend, stream, kv, 4, {.pass = {.per_pass = 5us, .per_row = 1us}}, shares};
+      engine.before_enter = [&](layer_id layer, row_list list) { import(kv, backend, layer, list); };
+      std::vector<row_id> all(3, none<row_id>);
+      auto const open = [&](row_id& row) {
+        REQUIRE(kv.open({.prompt_tokens = prompt_tokens, .max_tokens = most_tokens}, row) == admission::admitted);
+        for (std::uint32_t done = 0; done < prompt_tokens; done += 32) {
+          REQUIRE(engine.append(row, 32) == status::ok);
+        }
+      };
+      for (row_id& row : all) { open(row); }
+      auto const step = [&] { return engine.step(all, [](row_id) {}, [] {}); };
+      REQUIRE(step() == status::ok);
+      backend.refuse_after = place;
+      told += step() == status::ok ? 0U : 1U;
+      within = backend.refused != 0;
+      backend.refuse_after = ~std::uint64_t{0};
+      if (place % 2 == 0) {
+        // One that the refusal met, perhaps, and another in its place.
+        REQUIRE(kv.close(all[1]) == status::ok);
+        open(all[1]);
+      }
+      CHECK(step() == status::ok);
+      CHECK(step() == status::ok);
+      CHECK(engine.tokens() == 3);
+      CHECK(kv.audit() == "");
+    }
+    CHECK(place > 20);
+    CHECK(told > 3);
   }
 }

@@ -19,6 +19,7 @@
 #include <deque>
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace pulseinfer {
@@ -79,8 +80,11 @@ class timed_engine {
       shares_{&shares},
       queries_(std::size_t{max_rows} * query_width()),
       max_rows_{max_rows},
-      in_step_(max_rows, 0)
+      in_step_(max_rows, 0),
+      owed_(max_rows, none<layer_id>)
   {
+    entering_.reserve(max_rows);
+    refused_.reserve(max_rows);
     step_rows_.reserve(max_rows);
     commit_rows_.reserve(max_rows);
   }
@@ -88,7 +92,10 @@ class timed_engine {
   /// Costs from now on.
   void set_cost(engine_cost const& cost) noexcept { cost_ = cost; }
 
-  /// One step of `rows`; those that an earlier step left late go on in it whether they are named or not.
+  /// One step of `rows`; those that an earlier step left late go on in it whether they are named or not. What is refused to some
+  /// rows ends nothing for the others: the step goes on and commits what it sampled. Rows that could not enter a layer are late, and
+  /// enter it in the next step.
+  /// @return the first status that was not ok
   /// @param begun called in stream order with each row that begins a step, before its first layer; trivially copyable
   /// @param ended called in stream order when the step's last visit is through, trivially copyable
   template <class Begun, class Ended>
@@ -99,7 +106,7 @@ class timed_engine {
       if (kv_->is_late(row)) { continue; }
       step_rows_.push_back({.row = row, .tokens = 1, .token_offset = static_cast<std::uint32_t>(to_index(row))});
     }
-    return run(begun, ended, 1);
+    return run(begun, ended);
   }
 
   /// A step of one row alone that appends `tokens` of its prompt.
@@ -110,7 +117,7 @@ class timed_engine {
     if (queries_.size() < std::size_t{prompt_tokens_} * query_width()) {
       queries_.resize(std::size_t{prompt_tokens_} * query_width());
     }
-    return run([](row_id) {}, [] {}, tokens);
+    return run([](row_id) {}, [] {});
   }
 
   /// Rows that the last step sampled.
@@ -122,20 +129,26 @@ class timed_engine {
   std::function<void(layer_id, row_list)> before_enter = {};  ///< called on the host, to import selections
 
  private:
-  /// The step of step_rows_, of whose rows `accepted` tokens are kept.
+  /// The step of step_rows_, of which all tokens are kept.
   template <class Begun, class Ended>
-  status run(Begun begun, Ended ended, std::uint32_t accepted)
+  status run(Begun begun, Ended ended)
   {
     if (status const ready = kv_->begin_step(step_rows_); ready != status::ok) { return ready; }
-    for (step_row const& r : step_rows_) { in_step_[to_index(r.row)] = 1; }
+    for (step_row const& r : step_rows_) {
+      in_step_[to_index(r.row)] = r.tokens;
+      owed_[to_index(r.row)] = none<layer_id>;  // of a sequence that was closed since
+    }
     tokens_ = 0;
+    status result = status::ok;
+    auto const note = [&result](status said) { result = result == status::ok ? said : result; };
     if (kv_->rows().count != 0) {
       auto const begin = [begun, list = kv_->rows()] {
         for (row_id const row : list) { begun(row); }
       };
-      if (status const told = tell(begin); told != status::ok) { return told; }
-      if (status const entered = enter(kv_->first_layer(), kv_->rows()); entered != status::ok) { return entered; }
+      note(tell(begin));
     }
+    note(enter_owed());
+    if (kv_->rows().count != 0) { note(enter_or_owe(kv_->first_layer(), kv_->rows())); }
     for (visit const& v : kv_->step()) {
       ++visits;
       passes += v.part == part::hits ? 0U : 1U;
@@ -144,20 +157,54 @@ class timed_engine {
       if (timeline != nullptr) {
         seen = &timeline->emplace_back(visit_record{.layer = v.layer, .rows = v.rows.count, .part = v.part}).seen;
       }
-      status const launched = backend_->launch(
+      note(backend_->launch(
         stream_,
         timed_visit<Shares>{.engine = cost_, .rows = v.rows, .layer = v.layer, .part = v.part, .shares = shares_},
-        seen);
-      if (launched != status::ok) { return launched; }
+        seen));
       if (v.part == part::hits) { continue; }
       if (v.last) {
         tokens_ += v.rows.count;
         continue;
       }
-      if (status const entered = enter(v.next, v.rows); entered != status::ok) { return entered; }
+      note(enter_or_owe(v.next, v.rows));
     }
-    if (status const told = tell(ended); told != status::ok) { return told; }
-    return commit(accepted);
+    note(tell(ended));
+    note(commit());
+    return result;
+  }
+
+  status enter_or_owe(layer_id layer, row_list rows)
+  {
+    status const entered = enter(layer, rows);
+    if (entered != status::ok) {
+      for (row_id const row : rows) { owed_[to_index(row)] = layer; }
+    }
+    return entered;
+  }
+
+  /// What an earlier step could not enter, those of a layer together.
+  status enter_owed()
+  {
+    status result = status::ok;
+    for (std::uint32_t r = 0; r < max_rows_; ++r) {
+      layer_id const layer = owed_[r];
+      if (is_none(layer)) { continue; }
+      entering_.clear();
+      for (std::uint32_t other = r; other < max_rows_; ++other) {
+        if (owed_[other] != layer) { continue; }
+        owed_[other] = none<layer_id>;
+        if (kv_->is_late(static_cast<row_id>(other))) { entering_.push_back(static_cast<row_id>(other)); }
+      }
+      if (entering_.empty()) { continue; }
+      status const entered =
+        enter(layer, {.ids = entering_.data(), .count = static_cast<std::uint32_t>(entering_.size())});
+      if (entered == status::ok) { continue; }
+      result = result == status::ok ? entered : result;
+      for (row_id const row : entering_) { refused_.push_back({row, layer}); }
+    }
+    for (auto const& [row, layer] : refused_) { owed_[to_index(row)] = layer; }
+    refused_.clear();
+    return result;
   }
 
   status enter(layer_id layer, row_list rows)
@@ -181,13 +228,13 @@ class timed_engine {
     return backend_->launch(stream_, named_host_function<"note", operation_kind::metadata>(function));
   }
 
-  status commit(std::uint32_t accepted)
+  status commit()
   {
     commit_rows_.clear();
     for (std::uint32_t r = 0; r < max_rows_; ++r) {
       auto const row = static_cast<row_id>(r);
       if (in_step_[r] == 0 || kv_->is_late(row)) { continue; }
-      commit_rows_.push_back({.row = row, .accepted = accepted});
+      commit_rows_.push_back({.row = row, .accepted = in_step_[r]});
       in_step_[r] = 0;
     }
     return kv_->commit(commit_rows_);
@@ -201,8 +248,11 @@ class timed_engine {
   std::vector<float> queries_;
   std::uint32_t max_rows_;
   std::uint32_t tokens_ = 0;
-  std::uint32_t prompt_tokens_ = 0;  // most of a step
-  std::vector<std::uint8_t> in_step_;
+  std::uint32_t prompt_tokens_ = 0;     // most of a step
+  std::vector<std::uint32_t> in_step_;  // tokens of the step that a row is in; 0: it is in none
+  std::vector<layer_id> owed_;          // to be entered in the next step
+  std::vector<row_id> entering_;
+  std::vector<std::pair<row_id, layer_id>> refused_;
   std::vector<step_row> step_rows_;
   std::vector<commit_row> commit_rows_;
 };
