@@ -207,6 +207,11 @@ TEST_SUITE("selector")
           calibration const found = pulseinfer::read_calibration(in);
           std::istringstream again{text_of(found)};
           RC_ASSERT(pulseinfer::read_calibration(again) == found);
+          // Nothing that was there is passed over.
+          auto const lines = [](std::string const& of) {
+            return std::count(of.begin(), of.end(), '\n') + (of.empty() || of.back() != '\n' ? 1 : 0);
+          };
+          RC_ASSERT(lines(text_of(found)) == lines(text));
         } catch (pulseinfer::argument_error const& refusal) {
           RC_ASSERT(pulseinfer_test::names_a_line(refusal.what(), "calibration", text));
         }
@@ -338,6 +343,14 @@ TEST_SUITE("selector")
     auto const one = sampled(5, [](auto const& head) { return head(3) + 0.02F * head(1); }).result();
     CHECK(one.heads == head_choice{.kv_heads = {3}});
     CHECK(one.coverage >= 0.985 * one.vote_coverage);
+
+    // Where digests see part of the mass alone, one head is held against what the vote of all covers and not against the best.
+    std::mt19937 random{3};
+    std::lognormal_distribution<float> unseen{0.0F, 1.5F};
+    auto const blurred = sampled(5, [&](auto const& head) { return head(3) + 2.0F * unseen(random); }).result();
+    CHECK(blurred.heads == head_choice{.kv_heads = {3}});
+    CHECK(blurred.coverage < 0.985);
+    CHECK(blurred.coverage >= 0.985 * blurred.vote_coverage);
 
     auto const two =
       sampled(5, [](auto const& head) { return head(1) + 0.5F * head(4); }, {0, 1, 0.01F, 0, 1}).result();
