@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -334,10 +335,11 @@ class decode_scene {
     upload(slots, empty);
     std::vector<std::uint32_t> ones(rows * 8, lease);
     upload(counts, ones);
+    std::vector<std::uint32_t> words(2 * rows, 1U);
+    std::iota(words.begin(), words.begin() + rows, 0U);
+    upload(lists, words);
+    require(cudaMemset(mailbox.data(), 0, mailbox.bytes()), "cudaMemset");
     for (std::uint32_t r = 0; r < rows; ++r) {
-      lists.as<row_id>()[r] = static_cast<row_id>(r);
-      lists.as<std::uint32_t>()[rows + r] = 1;
-      mailbox.as<row_mailbox>()[r] = {};
       for (std::uint32_t i = 0; i < selected; ++i) { chosen.push_back(fresh(r)); }
     }
   }
@@ -366,7 +368,7 @@ class decode_scene {
 
   /// From a selection to data that attention may read.
   template <class Engine>
-  void recall(Engine& engine)
+  void recall(Engine& engine, bool beside = false)
   {
     std::uint32_t* const count = counts.template as<std::uint32_t>();
     residency_ref const residency{
@@ -412,7 +414,8 @@ class decode_scene {
       .mailbox = mailbox.template as<row_mailbox>(),
       .sequence = lists.template as<std::uint32_t>() + rows,
       .block_bytes = bytes,
-      .max_selected = selected};
+      .max_selected = selected,
+      .posts = !beside};
     require(store.backend.launch(store.stream, resolve), "resolve");
     require(store.backend.launch(store.stream, planning), "plan");
     recall_plan_ref const plan{
@@ -425,13 +428,23 @@ class decode_scene {
       .layer = layer_id{0},
       .block_bytes = bytes,
       .capacity = rows * selected};
+    auto const copies = beside ? cuda_backend::stream_ref{copies_stream} : store.stream;
+    if (beside) {
+      require(cudaEventRecord(forked, store.stream.stream), "cudaEventRecord");
+      require(cudaStreamWaitEvent(copies.stream, forked, 0), "cudaStreamWaitEvent");
+      require(store.backend.launch(store.stream, planning.posting()), "post");
+    }
     require(
       engine.recall_async(
-        store.stream, plan,
+        copies, plan,
         {.mailbox = mailbox.template as<row_mailbox>(),
          .sequence = lists.template as<std::uint32_t>() + rows,
          .residency = residency}),
       "recall");
+    if (beside) {
+      require(cudaEventRecord(joined, copies.stream), "cudaEventRecord");
+      require(cudaStreamWaitEvent(store.stream.stream, joined, 0), "cudaStreamWaitEvent");
+    }
   }
 
   [[nodiscard]] std::uint32_t planned()
@@ -455,6 +468,18 @@ class decode_scene {
       cudaMemcpy(to.data(), from.data(), std::min<std::uint64_t>(to.bytes(), from.size() * 4), cudaMemcpyDefault),
       "cudaMemcpy");
   }
+  [[nodiscard]] static cudaStream_t made_stream()
+  {
+    cudaStream_t stream = nullptr;
+    require(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -5), "cudaStreamCreateWithPriority");
+    return stream;
+  }
+  [[nodiscard]] static cudaEvent_t made_event()
+  {
+    cudaEvent_t event = nullptr;
+    require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    return event;
+  }
   /// A block of the row that was never selected before.
   [[nodiscard]] std::uint32_t fresh(std::uint32_t row)
   {
@@ -463,6 +488,8 @@ class decode_scene {
   }
 
   recall_store& store;
+  cudaStream_t copies_stream = made_stream();
+  cudaEvent_t forked = made_event(), joined = made_event();
   std::uint32_t rows;
   std::uint64_t bytes;
   std::uint32_t misses;
@@ -480,6 +507,7 @@ struct planned_form {
   std::uint32_t rows_per_landing = 0;
   bool captured = true;      ///< the step's launches are one graph
   bool behind_work = false;  ///< the stream is busy until all is enqueued
+  bool beside = true;        ///< of a graph: what the plan posts goes beside the copies, as in a captured step
 };
 
 /// `volume` bytes over all rows, each step other blocks.
@@ -498,7 +526,7 @@ void planned(benchmark::State& state, planned_form const& form, std::uint64_t fr
   if (captured) {
     require(store.backend.synchronize(store.stream), "synchronize");
     require(cudaStreamBeginCapture(store.stream.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    scene.recall(engine);
+    scene.recall(engine, form.beside);
     require(cudaStreamEndCapture(store.stream.stream, &graph), "capture");
     require(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
   }
@@ -678,6 +706,7 @@ bool const registered = [] {
   for (std::uint64_t const volume : {mib / 2, 1 * mib, 8 * mib, 64 * mib}) {
     add_planned("graph", {}, volume);
     add_planned("behind_work", {.behind_work = true}, volume);
+    add_planned("one_stream/graph", {.beside = false}, volume);
     add_planned("eager", {.captured = false}, volume);
     add_planned("row_by_row/graph", {.rows_per_landing = 1}, volume);
   }

@@ -103,6 +103,7 @@
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/post_plan.hpp>
 #include <pulseinfer/operation/reset_row.hpp>
 #include <pulseinfer/operation/resolve_background.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>

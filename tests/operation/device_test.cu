@@ -212,13 +212,15 @@ inline sameness sameness_of(dtype type)
 }
 
 /// Leases, words and plans of some lanes, with random contents that agree with one another.
-class lease_scene {
+template <std::uint32_t LeastBlocks, std::uint32_t MaxBlocks, std::uint32_t MaxLease, std::uint32_t MaxSelected>
+class sized_lease_scene {
  public:
   static constexpr std::uint32_t layers = 2, rows = 5, head_groups = 2, lanes = rows * head_groups;
-  static constexpr std::uint32_t max_blocks = 90, max_lease = 40, max_selected = 24, slots = lanes * 60;
+  static constexpr std::uint32_t max_blocks = MaxBlocks, max_lease = MaxLease, max_selected = MaxSelected;
+  static constexpr std::uint32_t slots = lanes * (MaxLease + 20);
   static constexpr std::uint32_t ring = 4;
 
-  explicit lease_scene(std::uint32_t seed)
+  explicit sized_lease_scene(std::uint32_t seed)
     : random{seed},
       slot_of(layers * lanes * max_blocks, none<slot_id>),
       words(layers * slots),
@@ -387,7 +389,7 @@ class lease_scene {
     slot_id* const of = residency().slots_of_lane(l, lane);
     slot_id* const leased = residency().lease_of_lane(l, lane);
     std::uint32_t const count = 10 + draw(max_lease - 10);
-    std::uint32_t const blocks = 50 + draw(max_blocks - 50);
+    std::uint32_t const blocks = LeastBlocks + draw(max_blocks - LeastBlocks);
     lease_count[residency().lane_index(l, lane)] = count;
     std::vector<std::uint32_t> numbers(blocks);
     std::iota(numbers.begin(), numbers.end(), 0U);
@@ -396,7 +398,7 @@ class lease_scene {
       auto const slot = static_cast<slot_id>(order[next++]);
       leased[i] = slot;
       slot_word& word = words[pool().word(l, slot)];
-      word = {.state = slot_state::empty, .last_used = 1 + draw(6), .ahead = draw(2)};
+      word = slot_word{.state = slot_state::empty, .last_used = 1 + draw(6), .ahead = draw(2)};
       if (draw(6) == 0) { continue; }
       word.block = static_cast<block_id>(numbers[i]);
       std::uint32_t const state = draw(5);
@@ -406,8 +408,8 @@ class lease_scene {
     // Slots that the host knows.
     for (std::uint32_t i = count; i < count + 3; ++i) {
       auto const slot = static_cast<slot_id>(order[next++]);
-      words[pool().word(l, slot)] = {
-        .block = static_cast<block_id>(numbers[i]), .state = slot_state::open, .last_used = 3};
+      words[pool().word(l, slot)] =
+        slot_word{.block = static_cast<block_id>(numbers[i]), .state = slot_state::open, .last_used = 3};
       of[numbers[i]] = slot;
     }
     if (to_number(l) != 1) { return; }
@@ -417,8 +419,17 @@ class lease_scene {
     std::sort(wanted.begin(), wanted.end());
     counts[to_index(lane)] = static_cast<std::uint32_t>(wanted.size());
     for (std::size_t i = 0; i < wanted.size(); ++i) { selection().ids_of(lane)[i] = static_cast<block_id>(wanted[i]); }
+    // A longer list of an earlier step, and what none reads any more.
+    slot_id* const of_table = listed.data() + residency().lane_index(l, lane) * max_blocks;
+    for (std::uint32_t i = 0; i < max_blocks; ++i) {
+      of_table[i] = i == max_blocks - 9 ? none<slot_id> : static_cast<slot_id>(i);
+    }
   }
 };
+
+using lease_scene = sized_lease_scene<50, 90, 40, 24>;
+/// Lists longer than a block of threads.
+using long_lease_scene = sized_lease_scene<1400, 2600, 1300, 1100>;
 
 }  // namespace pulseinfer_test
 
@@ -781,6 +792,18 @@ TEST_CASE("entries in the order of host memory on the GPU are all there, stretch
   }
 }
 
+TEST_CASE("long leases and selections are resolved on the GPU as on the CPU")
+{
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {
+    rig();
+    device_heap_scope const scope;
+    long_lease_scene s{seed};
+    rig().check_kernel(s.resolve(seed % 2 == 1));
+    CHECK(*std::max_element(s.lane_counts.begin(), s.lane_counts.begin() + long_lease_scene::lanes) > 512U);
+    rig().check_kernel(s.planning());
+  }
+}
+
 TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU")
 {
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
@@ -788,7 +811,14 @@ TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU
     device_heap_scope const scope;
     lease_scene s{seed};
     rig().check(s.resolve(seed % 2 == 1));
-    rig().check(s.planning());
+    plan_recall quiet = s.planning();
+    quiet.posts = false;
+    rig().check(quiet);
+    if (seed % 2 == 0) {
+      rig().check(quiet.posting());
+    } else {
+      rig().check(s.planning());
+    }
     for (std::size_t i = 0; i < s.failed.size(); ++i) { s.failed[i] = i % 5 == seed ? 1 : 0; }
     landed_ref const landed{
       .mailbox = s.mailbox.data(),
@@ -796,7 +826,8 @@ TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU
       .residency = s.residency(),
       .table = s.table(),
       .failures = s.failures.data()};
-    rig().check(land_rows{.plan = s.plan(), .landed = landed, .first_row = 1, .row_count = 2});
+    rig().check(
+      land_rows{.plan = s.plan(), .landed = landed, .first_row = 1, .row_count = 2, .behind_gather = seed % 2 == 0});
     rig().check(land_rows{.plan = s.plan(), .landed = landed, .first_row = 0, .row_count = 5, .how = landing::failed});
 
     std::vector<slot_exchange> exchanges;

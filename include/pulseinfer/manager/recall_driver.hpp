@@ -176,13 +176,17 @@ class recall_driver {
   }
 
   /// Enqueues resolving, plan and copies of a captured step's recall, for a stream that is being captured. The host learns
-  /// nothing of it. `stream` stands before the copies: see await_captured.
+  /// nothing of it before the replay's end, so that what is posted of the plan goes beside the copies. `stream` stands before
+  /// the copies: see await_captured.
   status capture(recall<B>& r, stream_ref stream) noexcept
   {
     r.stream = stream;
     status result = resolve(r.layer, {.ids = r.rows, .count = r.row_count}, stream, r.lists);
-    if (result == status::ok) { result = launch_plan(r, stream); }
+    plan_recall planning = plan_recall_of(r);
+    planning.posts = false;
+    if (result == status::ok) { result = backend_->launch(stream, planning); }
     if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
+    if (result == status::ok) { result = backend_->launch(stream, planning.posting()); }
     if (result == status::ok) { result = backend_->wait(copies_.get(), r.planned_event); }
     if (result == status::ok) { result = transfer_.recall_async(copies_.get(), captured_plan_of(r), landed_of(r)); }
     // The event that says so to the host is recorded behind each replay: an event of a capture can't be asked.
@@ -688,29 +692,27 @@ class recall_driver {
   /// Enqueues the plan of what has been resolved.
   status plan(recall<B>& r) noexcept
   {
-    status result = launch_plan(r, r.stream);
+    status result = backend_->launch(r.stream, plan_recall_of(r));
     if (result == status::ok) { result = backend_->record(r.stream, r.planned_event); }
     r.planned = result == status::ok;
     r.unplanned = result != status::ok && result != status::device_lost;
     return result;
   }
 
-  status launch_plan(recall<B> const& r, stream_ref stream) noexcept
+  [[nodiscard]] plan_recall plan_recall_of(recall<B> const& r) const noexcept
   {
-    return backend_->launch(
-      stream,
-      plan_recall{
-        .rows = {.ids = r.rows, .count = r.row_count},
-        .lanes = keeper_->books().plan(),
-        .entries = r.entries,
-        .row_begin = r.row_begin,
-        .failed = r.failed,
-        .mailbox = boxes(r.priority),
-        .sequence = r.sequence,
-        .outcome = r.missed,
-        .block_bytes = layout_.block_bytes,
-        .head_groups = head_groups_,
-        .max_selected = keeper_->books().sizes().max_selected});
+    return {
+      .rows = {.ids = r.rows, .count = r.row_count},
+      .lanes = keeper_->books().plan(),
+      .entries = r.entries,
+      .row_begin = r.row_begin,
+      .failed = r.failed,
+      .mailbox = boxes(r.priority),
+      .sequence = r.sequence,
+      .outcome = r.missed,
+      .block_bytes = layout_.block_bytes,
+      .head_groups = head_groups_,
+      .max_selected = keeper_->books().sizes().max_selected};
   }
 
   /// Ends a recall's rows that have not been posted, on the device, behind what has been enqueued of it.

@@ -25,6 +25,7 @@ struct land_rows {
   std::uint32_t first_row = 0;
   std::uint32_t row_count = 0;
   landing how = landing::landed;
+  bool behind_gather = false;  ///< the work before it on the stream is a gather that began with the plan complete
 
   [[nodiscard]] launch_shape shape() const { return {.items = row_count, .group_threads = 32}; }
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }

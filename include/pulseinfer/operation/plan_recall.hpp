@@ -4,7 +4,8 @@
 
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
-#include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/device/group.hpp>
+#include <pulseinfer/operation/post_plan.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/mailbox.hpp>
@@ -32,6 +33,7 @@ struct plan_recall {
   std::uint64_t block_bytes = 0;
   std::uint32_t head_groups = 1;
   std::uint32_t max_selected = 0;
+  bool posts = true;  ///< else post_plan does
 
   [[nodiscard]] launch_shape shape() const { return {.items = rows.count == 0 ? 0U : 1U, .group_threads = 256}; }
   [[nodiscard]] std::size_t scratch_bytes(std::uint32_t) const { return 0; }
@@ -67,43 +69,32 @@ struct plan_recall {
         target += lanes.misses[lane];
       }
     }
+    if (!posts) { return; }
     group.sync();
-    for (std::uint32_t place = group.thread_rank(); place < rows.count; place += group.size()) { post(place); }
+    device::solo_group const alone{};
+    post_plan const post = posting();
+    for (std::uint32_t place = group.thread_rank(); place < rows.count; place += group.size()) {
+      post(alone, place, {});
+    }
+  }
+
+  /// What the plan posts, as an operation of its own.
+  [[nodiscard]] PULSEINFER_HOST_DEVICE post_plan posting() const
+  {
+    return {
+      .rows = rows,
+      .lanes = lanes,
+      .mailbox = mailbox,
+      .sequence = sequence,
+      .outcome = outcome,
+      .block_bytes = block_bytes,
+      .head_groups = head_groups};
   }
 
  private:
   [[nodiscard]] PULSEINFER_HOST_DEVICE std::uint64_t lane_index(std::uint32_t place, std::uint32_t g) const
   {
     return to_index(lane_of(rows[place], g, head_groups));
-  }
-
-  PULSEINFER_HOST_DEVICE void post(std::uint32_t place) const
-  {
-    row_mailbox& box = mailbox[to_index(rows[place])];
-    std::uint32_t hits = 0;
-    std::uint32_t flying = 0;
-    std::uint32_t stalled = 0;
-    for (std::uint32_t g = 0; g < head_groups; ++g) {
-      std::uint64_t const lane = lane_index(place, g);
-      hits += lanes.hits[lane];
-      flying += lanes.flying[lane];
-      stalled += lanes.stalled[lane];
-    }
-    std::uint32_t const planned = row_begin[place + 1] - row_begin[place];
-    box.bytes = planned * block_bytes;
-    box.misses = planned;
-    box.flying = flying;
-    box.hits = hits;
-    box.stalled = stalled;
-    if (outcome != nullptr) {
-      outcome[place].planned = planned;
-      outcome[place].hits = hits;
-      device::store_release(&outcome[place].stalled, stalled);
-      device::store_release(&outcome[place].flying, flying);
-    }
-    device::add_relaxed(&box.total_misses, planned);
-    device::add_relaxed(&box.total_hits, hits);
-    device::store_release(&box.posted, sequence[place]);
   }
 };
 

@@ -101,8 +101,14 @@ struct gather_scatter_engine {
         status result = status::ok;
         if (plan.capacity > 0) { result = gather(stream, plan, first, count); }
         if (result == status::ok) {
-          result =
-            backend_->launch(stream, land_rows{.plan = plan, .landed = landed, .first_row = first, .row_count = count});
+          result = backend_->launch(
+            stream,
+            land_rows{
+              .plan = plan,
+              .landed = landed,
+              .first_row = first,
+              .row_count = count,
+              .behind_gather = plan.capacity > 0});
         }
         if (result != status::ok) {
           status const failed = backend_->launch(

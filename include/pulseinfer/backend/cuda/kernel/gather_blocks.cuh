@@ -2,6 +2,7 @@
 
 /// gather_blocks for the link: reads of mapped host memory that keep many requests in flight from few multiprocessors.
 
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/gather_blocks.hpp>
 #include <pulseinfer/types.hpp>
@@ -87,6 +88,8 @@ struct gather_scene {
   std::uint32_t head_groups;
   std::uint32_t count;
   further_targets_ref further;  // of the first row on
+  recall_entry first;           // of the warp, for lanes of 16 bytes
+  bool has_first;
 };
 
 struct gather_ends {
@@ -154,7 +157,11 @@ __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std:
     entry = load_entry(scene.entries + place);
     if constexpr (Shared) { span = load_span(scene, place); }
   };
-  look();
+  if (!Shared && Width == 16U && scene.has_first) {
+    entry = scene.first;
+  } else {
+    look();
+  }
   while (place < scene.count) {
     gather_ends const ends = ends_of(scene, entry);
     target_span const together = span;
@@ -174,7 +181,11 @@ __device__ void gather_tiles(gather_scene const& scene, std::uint32_t warp, std:
       tile -= tiles_per_block;
       ++place;
     }
-    look();
+    if (place < scene.count) {
+      look();
+    } else {
+      let_next_kernel_begin();  // only what flies is left
+    }
     auto const put = [&](std::byte* block) {
       std::byte* const target = block + begin + lane * Width;
 #pragma unroll
@@ -304,6 +315,14 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   scene.slot_stride = plan.pool.slot_stride;
   scene.block_bytes = static_cast<std::uint32_t>(plan.block_bytes);
   scene.head_groups = plan.head_groups;
+  // Warps of all blocks in turn, so that a short plan is spread over the blocks.
+  std::uint32_t const warp = threadIdx.x / 32U * gridDim.x + blockIdx.x;
+  std::uint32_t const warps = gridDim.x * (gather_threads / 32U);
+  // Asked for before it is known whether it counts.
+  std::uint32_t const place = warp / divide_up(scene.block_bytes, 32U * gather_loads * 16U);
+  bool const may_be_first = op.first_row == 0 && place < plan.capacity;
+  if (may_be_first) { scene.first = load_entry(plan.entries + place); }
+  scene.has_first = may_be_first && begin == 0;
   __syncthreads();
   scene.slabs = at_hand ? slabs : table;
   std::uint64_t low =
@@ -311,9 +330,6 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   for (std::uint32_t group = 0; group < plan.head_groups; ++group) {
     low |= reinterpret_cast<std::uintptr_t>(scene.slabs[group]);
   }
-  // Warps of all blocks in turn, so that a short plan is spread over the blocks.
-  std::uint32_t const warp = threadIdx.x / 32U * gridDim.x + blockIdx.x;
-  std::uint32_t const warps = gridDim.x * (gather_threads / 32U);
   if (low % 16U == 0) {
     gather_as<16, Shared>(scene, warp, warps);
   } else if (low % 8U == 0) {

@@ -3,6 +3,7 @@
 /// land_rows with the flags of a row's entries looked at side by side: the generic body leaves them to one thread.
 
 #include <pulseinfer/backend/cuda/group.cuh>
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/device/land.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
@@ -22,21 +23,28 @@ __global__ void __launch_bounds__(land_threads) land_rows_kernel(Op const op)
   device::block_group const group{};
   std::uint32_t const place = op.first_row + blockIdx.x;
   if (op.how == landing::failed) {
+    await_kernel_before();
     device::fail_row(group, op.plan, op.landed, place);
     return;
   }
-  // Words on the host are asked for before anything needs them.
+  // Behind a gather all of this is there before the gather ends, and its ways over the link are over by then.
   std::uint32_t const number = op.landed.sequence[place];
   row_mailbox* const box = op.landed.mailbox + to_index(op.plan.rows[place]);
   std::uint32_t const begin = op.plan.row_begin[place];
   std::uint32_t const end = op.plan.row_begin[place + 1];
-  bool failed = false;
-  for (std::uint32_t i = begin + threadIdx.x; i < end; i += land_threads) {
-    slot_id const slot = op.plan.entries[i].target;
-    if (op.plan.failed != nullptr && op.plan.failed[i] != 0) {
+  slot_word* const slots = op.landed.residency.slots;
+  auto const failed_at = [&](std::uint32_t i) { return op.plan.failed != nullptr && op.plan.failed[i] != 0; };
+  std::uint32_t i = begin + threadIdx.x;
+  bool const has_first = i < end;
+  slot_id const first = has_first ? op.plan.entries[i].target : none<slot_id>;
+  bool failed = has_first && failed_at(i);
+  await_kernel_before();
+  if (has_first && !failed) { slots[op.plan.pool.word(op.plan.layer, first)].state = slot_state::clean; }
+  for (i += land_threads; i < end; i += land_threads) {
+    if (failed_at(i)) {
       failed = true;
     } else {
-      op.landed.residency.slots[op.plan.pool.word(op.plan.layer, slot)].state = slot_state::clean;
+      slots[op.plan.pool.word(op.plan.layer, op.plan.entries[i].target)].state = slot_state::clean;
     }
   }
   if (__syncthreads_or(failed ? 1 : 0) != 0) {
@@ -54,9 +62,9 @@ struct kernel_override<land_rows> {
   static cudaError_t launch(land_rows const& op, cudaStream_t stream) noexcept
   {
     void* arguments[] = {const_cast<land_rows*>(&op)};
-    return cudaLaunchKernel(
-      reinterpret_cast<void const*>(&land_rows_kernel<land_rows>), dim3{op.row_count}, dim3{land_threads}, arguments, 0,
-      stream);
+    void const* const kernel = reinterpret_cast<void const*>(&land_rows_kernel<land_rows>);
+    return op.behind_gather ? launch_early(kernel, dim3{op.row_count}, dim3{land_threads}, arguments, 0, stream)
+                            : cudaLaunchKernel(kernel, dim3{op.row_count}, dim3{land_threads}, arguments, 0, stream);
   }
 };
 

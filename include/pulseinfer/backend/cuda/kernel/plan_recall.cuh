@@ -1,11 +1,12 @@
 #pragma once
 
-/// plan_recall with its ways over the link side by side: the generic body takes them one after the other.
+/// plan_recall and post_plan with their ways over the link side by side: the generic bodies take them one after the other.
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/post_plan.hpp>
 #include <pulseinfer/types.hpp>
 
 #include <cuda_runtime_api.h>
@@ -19,6 +20,46 @@ namespace pulseinfer::detail {
 inline constexpr std::uint32_t most_planned_lanes = 4096;
 inline constexpr std::uint32_t plan_threads = 512;
 
+/// What a thread knows of its row's words on the host before it has something to post.
+struct plan_box {
+  row_mailbox* box = nullptr;
+  std::uint32_t number = 0;
+  std::uint64_t misses_before = 0;
+  std::uint64_t hits_before = 0;
+
+  /// Words of a list that was written before the launch.
+  __device__ void find(row_mailbox* mailbox, row_list const& rows, std::uint32_t const* sequence, std::uint32_t place)
+  {
+    number = sequence[place];
+    box = mailbox + to_index(rows[place]);
+  }
+  /// Words that plans before this one wrote.
+  __device__ void look()
+  {
+    misses_before = static_cast<std::uint64_t const volatile&>(box->total_misses);
+    hits_before = static_cast<std::uint64_t const volatile&>(box->total_hits);
+  }
+  __device__ void post(
+    recall_failure* outcome, std::uint64_t block_bytes, std::uint32_t planned, std::uint32_t hits, std::uint32_t flying,
+    std::uint32_t stalled) const
+  {
+    box->bytes = planned * block_bytes;
+    box->misses = planned;
+    box->flying = flying;
+    box->hits = hits;
+    box->stalled = stalled;
+    if (outcome != nullptr) {
+      outcome->planned = planned;
+      outcome->hits = hits;
+      device::store_release(&outcome->stalled, stalled);
+      device::store_release(&outcome->flying, flying);
+    }
+    static_cast<std::uint64_t volatile&>(box->total_misses) = misses_before + planned;
+    static_cast<std::uint64_t volatile&>(box->total_hits) = hits_before + hits;
+    device::store_release(&box->posted, number);
+  }
+};
+
 template <class Op>
 __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
 {
@@ -26,31 +67,22 @@ __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
   __shared__ std::uint32_t temp_storage[block_scan_words];
   std::uint32_t const lanes = op.rows.count * op.head_groups;
   std::uint32_t* const ids = begins + lanes + 1;
+  // Lists that may lie on the host and were written before the launch are read while the kernel before ends.
+  bool const posts = op.posts && threadIdx.x < op.rows.count;
+  plan_box box;
+  if (posts) { box.find(op.mailbox, op.rows, op.sequence, threadIdx.x); }
+  for (std::uint32_t i = threadIdx.x; i < lanes; i += blockDim.x) {
+    ids[i] =
+      static_cast<std::uint32_t>(to_index(lane_of(op.rows[i / op.head_groups], i % op.head_groups, op.head_groups)));
+  }
   let_next_kernel_begin();
   await_kernel_before();
-
-  // Words on the host are asked for before anything needs them.
-  bool const posts = threadIdx.x < op.rows.count;
-  std::uint32_t number = 0;
-  std::uint64_t misses_before = 0;
-  std::uint64_t hits_before = 0;
-  row_mailbox* box = nullptr;
-  if (posts) {
-    number = op.sequence[threadIdx.x];
-    box = op.mailbox + to_index(op.rows[threadIdx.x]);
-    misses_before = static_cast<std::uint64_t const volatile&>(box->total_misses);
-    hits_before = static_cast<std::uint64_t const volatile&>(box->total_hits);
-  }
+  if (posts) { box.look(); }
 
   std::uint32_t end = 0;
   for (std::uint32_t base = 0; base < lanes; base += blockDim.x) {
     std::uint32_t const i = base + threadIdx.x;
-    std::uint32_t count = 0;
-    if (i < lanes) {
-      ids[i] =
-        static_cast<std::uint32_t>(to_index(lane_of(op.rows[i / op.head_groups], i % op.head_groups, op.head_groups)));
-      count = op.lanes.misses[ids[i]];
-    }
+    std::uint32_t const count = i < lanes ? op.lanes.misses[ids[i]] : 0U;
     std::uint32_t total = 0;
     std::uint32_t const before = block_exclusive_sum(count, total, temp_storage);
     if (i < lanes) { begins[i] = end + before; }
@@ -81,20 +113,38 @@ __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
     stalled += op.lanes.stalled[lane];
   }
   std::uint32_t const planned = begins[(threadIdx.x + 1) * op.head_groups] - begins[threadIdx.x * op.head_groups];
-  box->bytes = planned * op.block_bytes;
-  box->misses = planned;
-  box->flying = flying;
-  box->hits = hits;
-  box->stalled = stalled;
-  if (op.outcome != nullptr) {
-    op.outcome[threadIdx.x].planned = planned;
-    op.outcome[threadIdx.x].hits = hits;
-    device::store_release(&op.outcome[threadIdx.x].stalled, stalled);
-    device::store_release(&op.outcome[threadIdx.x].flying, flying);
+  box.post(op.outcome == nullptr ? nullptr : op.outcome + threadIdx.x, op.block_bytes, planned, hits, flying, stalled);
+}
+
+inline constexpr std::uint32_t post_threads = 32;
+
+template <class Op>
+__global__ void __launch_bounds__(post_threads) post_plan_kernel(Op const op)
+{
+  std::uint32_t const place = blockIdx.x * post_threads + threadIdx.x;
+  bool const posts = place < op.rows.count;
+  plan_box box;
+  row_id row = none<row_id>;
+  if (posts) {
+    row = op.rows[place];
+    box.find(op.mailbox, op.rows, op.sequence, place);
   }
-  static_cast<std::uint64_t volatile&>(box->total_misses) = misses_before + planned;
-  static_cast<std::uint64_t volatile&>(box->total_hits) = hits_before + hits;
-  device::store_release(&box->posted, number);
+  let_next_kernel_begin();
+  await_kernel_before();
+  if (!posts) { return; }
+  box.look();
+  std::uint32_t planned = 0;
+  std::uint32_t hits = 0;
+  std::uint32_t flying = 0;
+  std::uint32_t stalled = 0;
+  for (std::uint32_t g = 0; g < op.head_groups; ++g) {
+    std::uint64_t const lane = to_index(lane_of(row, g, op.head_groups));
+    planned += op.lanes.misses[lane];
+    hits += op.lanes.hits[lane];
+    flying += op.lanes.flying[lane];
+    stalled += op.lanes.stalled[lane];
+  }
+  box.post(op.outcome == nullptr ? nullptr : op.outcome + place, op.block_bytes, planned, hits, flying, stalled);
 }
 
 template <>
@@ -115,5 +165,20 @@ struct kernel_override<plan_recall> {
 };
 
 static_assert(has_kernel_override<plan_recall>);
+
+template <>
+struct kernel_override<post_plan> {
+  [[nodiscard]] static bool takes(post_plan const&) noexcept { return true; }
+
+  static cudaError_t launch(post_plan const& op, cudaStream_t stream) noexcept
+  {
+    void* arguments[] = {const_cast<post_plan*>(&op)};
+    return launch_early(
+      reinterpret_cast<void const*>(&post_plan_kernel<post_plan>), dim3{divide_up(op.rows.count, post_threads)},
+      dim3{post_threads}, arguments, 0, stream);
+  }
+};
+
+static_assert(has_kernel_override<post_plan>);
 
 }  // namespace pulseinfer::detail

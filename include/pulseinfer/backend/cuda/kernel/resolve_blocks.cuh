@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
+#include <pulseinfer/backend/cuda/kernel/sorted_runs.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/types.hpp>
@@ -15,170 +16,216 @@
 
 namespace pulseinfer::detail {
 
-inline constexpr std::uint32_t resolve_threads = 256;
-/// Leases that are ranked by comparing all pairs, in shared memory that a block has without asking.
+inline constexpr std::uint32_t resolve_threads = 512;
+/// Leases that are ranked in shared memory that a block has without asking.
 inline constexpr std::uint32_t most_resolved_lease = 2048;
+inline constexpr std::uint32_t none_ends = 0xFFFFFFFFU;
 
-/// Writes the slots that are to leave, ascending, into `victims`.
-/// @param keys [max_lease] shared   @param victims [max_lease] shared, written   @return how many, in every thread
+/// Writes the slots that are to leave, ascending, into shared memory.
+/// @param first the slot of the lease at the thread's number, where there is one
+/// @param keys [max_lease, rounded up to runs] shared   @param slots [2, likewise] shared   @param victims points to them then
+/// @return how many, in every thread   @sync the block
 template <class Op>
 __device__ std::uint32_t choose_victims(
-  Op const& op, lane_id lane, std::uint32_t wanted, std::uint32_t now, std::uint64_t* keys, std::uint32_t* victims,
-  std::uint32_t* unsorted, std::uint32_t* temp_storage)
+  Op const& op, slot_id const* lease, std::uint32_t leased, slot_id first, std::uint32_t wanted, std::uint32_t now,
+  std::uint64_t* keys, std::uint32_t* slots, std::uint32_t const*& victims)
 {
-  slot_id const* const lease = op.residency.lease_of_lane(op.layer, lane);
-  std::uint32_t const leased = op.residency.lease_count[op.residency.lane_index(op.layer, lane)];
+  constexpr std::uint64_t no_key = ~std::uint64_t{0};
+  std::uint32_t const lane = threadIdx.x % 32U;
   std::uint32_t candidates = 0;
   for (std::uint32_t base = 0; base < leased; base += blockDim.x) {
     std::uint32_t const i = base + threadIdx.x;
     bool counts = false;
-    std::uint64_t key = 0;
-    if (i < leased) {
-      slot_word const word = op.residency.slots[op.pool.word(op.layer, lease[i])];
-      bool const empty = word.state == slot_state::empty;
-      counts = empty || (word.state == slot_state::clean && word.last_used != now);
-      std::uint64_t const order =
-        empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{op.policy.key(word, now)} << 31U);
-      key = order | to_index(lease[i]);
+    if (i - lane < leased) {
+      std::uint64_t key = no_key;
+      if (i < leased) {
+        slot_id const slot = base == 0 ? first : lease[i];
+        slot_word const word = op.residency.slots[op.pool.word(op.layer, slot)];
+        bool const empty = word.state == slot_state::empty;
+        counts = empty || (word.state == slot_state::clean && word.last_used != now);
+        std::uint64_t const order =
+          empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{op.policy.key(word, now)} << 31U);
+        if (counts) { key = order | to_index(slot); }
+      }
+      keys[i] = sort_warp(key);
     }
-    std::uint32_t here = 0;
-    std::uint32_t const place = candidates + block_exclusive_sum(counts ? 1U : 0U, here, temp_storage);
-    if (counts) { keys[place] = key; }
-    candidates += here;
+    candidates += static_cast<std::uint32_t>(__syncthreads_count(counts ? 1 : 0));
   }
-  __syncthreads();
   std::uint32_t const granted = wanted < candidates ? wanted : candidates;
-  for (std::uint32_t i = threadIdx.x; i < candidates; i += blockDim.x) {
-    std::uint64_t const key = keys[i];
-    std::uint32_t rank = 0;
-    for (std::uint32_t j = 0; j < candidates; ++j) { rank += keys[j] < key ? 1U : 0U; }
-    if (rank < granted) { unsorted[rank] = static_cast<std::uint32_t>(key & 0x7FFFFFFFU); }
+  std::uint32_t const runs = divide_up(leased, run_keys);
+  for (std::uint32_t i = threadIdx.x; i < leased; i += blockDim.x) {
+    if (i % run_keys >= granted || keys[i] == no_key) { continue; }
+    std::uint32_t const rank = rank_in_runs(keys, runs, i);
+    if (rank < granted) { slots[rank] = static_cast<std::uint32_t>(keys[i] & 0x7FFFFFFFU); }
   }
   __syncthreads();
-  for (std::uint32_t i = threadIdx.x; i < granted; i += blockDim.x) {
-    std::uint32_t const slot = unsorted[i];
-    std::uint32_t rank = 0;
-    for (std::uint32_t j = 0; j < granted; ++j) { rank += unsorted[j] < slot ? 1U : 0U; }
-    victims[rank] = slot;
+  std::uint32_t const granted_runs = divide_up(granted, run_keys);
+  for (std::uint32_t i = threadIdx.x; i - lane < granted; i += blockDim.x) {
+    slots[i] = sort_warp(i < granted ? slots[i] : ~std::uint32_t{0});
   }
   __syncthreads();
+  victims = slots;
+  if (granted_runs > 1U) {
+    std::uint32_t* const sorted = slots + round_up(op.residency.max_lease, run_keys);
+    for (std::uint32_t i = threadIdx.x; i < granted; i += blockDim.x) {
+      sorted[rank_in_runs(slots, granted_runs, i)] = slots[i];
+    }
+    __syncthreads();
+    victims = sorted;
+  }
   return granted;
 }
+
+/// A block that a lane wants.
+struct wanted_block {
+  block_id block = none<block_id>;
+  slot_id slot = none<slot_id>;
+  host_block_id source = none<host_block_id>;
+  bool misses = false;
+  bool flies = false;
+
+  /// Misses, hits and those that fly, ten bits each: their sums over a block of threads fit.
+  [[nodiscard]] __device__ std::uint32_t packed() const
+  {
+    bool const hits = !is_none(block) && !misses && !flies;
+    return (misses ? 1U : 0U) | (hits ? 1U << 10U : 0U) | (flies ? 1U << 20U : 0U);
+  }
+};
+static_assert(resolve_threads < 1024);
 
 template <class Op>
 __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op const op)
 {
   extern __shared__ std::uint64_t resolve_scratch[];
   __shared__ std::uint32_t temp_storage[block_scan_words];
+  __shared__ std::uint32_t end_of_list;
+  __shared__ std::uint32_t used;
+  __shared__ std::uint32_t wasted;
   std::uint64_t* const keys = resolve_scratch;
-  auto* const victims = reinterpret_cast<std::uint32_t*>(keys + op.residency.max_lease);
-  std::uint32_t* const unsorted = victims + op.residency.max_lease;
+  auto* const slots = reinterpret_cast<std::uint32_t*>(keys + round_up(op.residency.max_lease, run_keys));
+  // The list of rows, which may lie on the host, was written before the launch: no kernel changes it.
+  row_id const row = op.rows[blockIdx.x / op.head_groups];
+  if (threadIdx.x == 0) {
+    end_of_list = none_ends;
+    used = 0;
+    wasted = 0;
+  }
+  __syncthreads();
   let_next_kernel_begin();
   await_kernel_before();
 
-  std::uint64_t const item = blockIdx.x;
-  row_id const row = op.rows[item / op.head_groups];
-  lane_id const lane = lane_of(row, static_cast<std::uint32_t>(item % op.head_groups), op.head_groups);
+  lane_id const lane = lane_of(row, blockIdx.x % op.head_groups, op.head_groups);
   std::uint64_t const lane_index = to_index(lane);
   std::uint64_t const books = op.residency.lane_index(op.layer, lane);
   block_id const* const wanted = op.selection.ids_of(lane);
-  std::uint32_t const count = op.selection.counts[lane_index];
   slot_id* const slot_of = op.residency.slots_of_lane(op.layer, lane);
+  slot_id const* const lease = op.residency.lease_of_lane(op.layer, lane);
+  host_block_id const* const sources = op.host_blocks + to_index(row) * op.residency.max_blocks;
+  // What is wanted of every thread is asked for at once, whether or not it counts.
+  std::uint32_t const count = op.selection.counts[lane_index];
+  std::uint32_t const leased = op.residency.lease_count[books];
   std::uint32_t const now = *op.step;
+  block_id const first_wanted = threadIdx.x < op.selection.max_selected ? wanted[threadIdx.x] : none<block_id>;
+  slot_id const first_leased = threadIdx.x < op.residency.max_lease ? lease[threadIdx.x] : none<slot_id>;
 
-  std::uint32_t misses = 0;
-  std::uint32_t used = 0;
-  for (std::uint32_t base = 0; base < count; base += blockDim.x) {
-    std::uint32_t const i = base + threadIdx.x;
-    bool misses_here = false;
-    bool used_here = false;
-    if (i < count) {
-      slot_id const slot = slot_of[to_index(wanted[i])];
-      misses_here = is_none(slot);
-      if (!misses_here) {
-        slot_word& word = op.residency.slots[op.pool.word(op.layer, slot)];
-        used_here = word.ahead != 0U;
-        word.last_used = now;
+  // Marks what is there as used.
+  auto const look = [&](std::uint32_t i) {
+    wanted_block result;
+    if (i >= count) { return result; }
+    result.block = i == threadIdx.x ? first_wanted : wanted[i];
+    result.slot = slot_of[to_index(result.block)];
+    result.source = sources[to_index(result.block)];
+    result.misses = is_none(result.slot);
+    if (!result.misses) {
+      slot_word& word = op.residency.slots[op.pool.word(op.layer, result.slot)];
+      result.flies = word.state == slot_state::in_flight;
+      if (word.ahead != 0U) {
+        atomicAdd(&used, 1U);
         word.ahead = 0;
       }
+      word.last_used = now;
     }
-    misses += static_cast<std::uint32_t>(__syncthreads_count(misses_here ? 1 : 0));
-    used += static_cast<std::uint32_t>(__syncthreads_count(used_here ? 1 : 0));
+    return result;
+  };
+  wanted_block const first = look(threadIdx.x);
+  std::uint32_t of_first = 0;
+  std::uint32_t const before_first = block_exclusive_sum(first.packed(), of_first, temp_storage);
+  std::uint32_t misses = of_first & 1023U;
+  for (std::uint32_t base = blockDim.x; base < count; base += blockDim.x) {
+    misses += static_cast<std::uint32_t>(__syncthreads_count(look(base + threadIdx.x).misses ? 1 : 0));
   }
+  std::uint32_t const* victims = slots;
   std::uint32_t const granted =
-    misses == 0 ? 0 : choose_victims(op, lane, misses, now, keys, victims, unsorted, temp_storage);
+    misses == 0 ? 0 : choose_victims(op, lease, leased, first_leased, misses, now, keys, slots, victims);
 
   slot_id* const listed = op.table.listed + books * op.table.stride;
   slot_id* const landed = op.table.landed + lane_index * op.selection.max_selected;
   recall_entry* const entries = op.plan.entries + lane_index * op.selection.max_selected;
   std::uint32_t missed = 0;
-  std::uint32_t listed_count = 0;
-  std::uint32_t landed_count = 0;
+  std::uint32_t hits = 0;
   std::uint32_t flying = 0;
-  std::uint32_t wasted = 0;
   for (std::uint32_t base = 0; base < count; base += blockDim.x) {
-    std::uint32_t const i = base + threadIdx.x;
-    bool const asks = i < count;
-    block_id const block = asks ? wanted[i] : none<block_id>;
-    slot_id slot = asks ? slot_of[to_index(block)] : none<slot_id>;
-    bool const misses_here = asks && is_none(slot);
-    bool const flies =
-      asks && !misses_here && op.residency.slots[op.pool.word(op.layer, slot)].state == slot_state::in_flight;
-    __syncthreads();  // the words that follow change under no reader
-    std::uint32_t total = 0;
-    std::uint32_t const place = missed + block_exclusive_sum(misses_here ? 1U : 0U, total, temp_storage);
-    bool const planned = misses_here && place < granted;
-    bool wasted_here = false;
+    wanted_block asked = first;
+    std::uint32_t before = before_first;
+    std::uint32_t total = of_first;
+    if (base != 0) {
+      asked = look(base + threadIdx.x);
+      before = block_exclusive_sum(asked.packed(), total, temp_storage);
+    }
+    std::uint32_t const place = missed + (before & 1023U);
+    std::uint32_t const travelled = (place < granted ? place : granted) + flying + (before >> 20U);
+    bool const planned = asked.misses && place < granted;
     if (planned) {
-      slot = static_cast<slot_id>(victims[place]);
-      slot_word& word = op.residency.slots[op.pool.word(op.layer, slot)];
-      wasted_here = !is_none(word.block) && word.ahead != 0U;
-      if (!is_none(word.block)) { slot_of[to_index(word.block)] = none<slot_id>; }
-      word.block = block;
+      asked.slot = static_cast<slot_id>(victims[place]);
+      entries[place] = {.source = asked.source, .target = asked.slot, .lane = lane, .block = asked.block};
+      slot_word& word = op.residency.slots[op.pool.word(op.layer, asked.slot)];
+      if (!is_none(word.block)) {
+        slot_of[to_index(word.block)] = none<slot_id>;
+        if (word.ahead != 0U) { atomicAdd(&wasted, 1U); }
+      }
+      word.block = asked.block;
       word.state = slot_state::in_flight;
       word.last_used = now;
       word.ahead = 0;
-      slot_of[to_index(block)] = slot;
-      entries[place] = {
-        .source = op.host_blocks[to_index(row) * op.residency.max_blocks + to_index(block)],
-        .target = slot,
-        .lane = lane,
-        .block = block};
+      slot_of[to_index(asked.block)] = asked.slot;
     }
-    missed += total;
-    bool const travels = planned || flies;
-    bool const is_listed = asks && (travels ? !op.list_hits_only : !misses_here);
-    std::uint32_t const packed = (is_listed ? 1U : 0U) | (travels ? 1U << 16U : 0U);  // at most 1024 of each
-    std::uint32_t both = 0;
-    std::uint32_t const before = block_exclusive_sum(packed, both, temp_storage);
-    if (is_listed) { listed[listed_count + (before & 0xFFFFU)] = slot; }
-    if (travels) { landed[landed_count + (before >> 16U)] = slot; }
-    listed_count += both & 0xFFFFU;
-    landed_count += both >> 16U;
-    flying += static_cast<std::uint32_t>(__syncthreads_count(flies ? 1 : 0));
-    wasted += static_cast<std::uint32_t>(__syncthreads_count(wasted_here ? 1 : 0));
+    bool const travels = planned || asked.flies;
+    bool const is_listed = !is_none(asked.slot) && !(travels && op.list_hits_only);
+    if (is_listed) { listed[hits + (before >> 10U & 1023U) + (op.list_hits_only ? 0U : travelled)] = asked.slot; }
+    if (travels) { landed[travelled] = asked.slot; }
+    missed += total & 1023U;
+    hits += total >> 10U & 1023U;
+    flying += total >> 20U;
   }
-  // What an earlier, longer list left behind, up to its end.
-  for (std::uint32_t base = listed_count; base < op.table.stride; base += blockDim.x) {
-    std::uint32_t const i = base + threadIdx.x;
-    bool const is_end = i >= op.table.stride || is_none(listed[i]);
-    std::uint32_t total = 0;
-    std::uint32_t const ends_before = block_exclusive_sum(is_end ? 1U : 0U, total, temp_storage);
-    if (!is_end && ends_before == 0) { listed[i] = none<slot_id>; }
-    if (total != 0) { break; }
-  }
-  for (std::uint32_t i = landed_count + threadIdx.x; i < op.selection.max_selected; i += blockDim.x) {
-    landed[i] = none<slot_id>;
-  }
+  std::uint32_t const landed_count = granted + flying;
+  std::uint32_t const listed_count = hits + (op.list_hits_only ? 0U : landed_count);
   if (threadIdx.x == 0) {
     op.table.listed_count[books] = listed_count;
     op.table.landed_count[lane_index] = landed_count;
     op.plan.misses[lane_index] = granted;
     op.plan.flying[lane_index] = flying;
-    op.plan.hits[lane_index] = count - misses - flying;
+    op.plan.hits[lane_index] = hits;
     op.plan.stalled[lane_index] = misses - granted;
-    op.plan.count_ahead(lane_index, used, wasted);
   }
+  for (std::uint32_t i = landed_count + threadIdx.x; i < op.selection.max_selected; i += blockDim.x) {
+    landed[i] = none<slot_id>;
+  }
+  // What an earlier, longer list left behind, up to its end.
+  for (std::uint32_t base = listed_count; base < op.table.stride; base += blockDim.x) {
+    std::uint32_t const i = base + threadIdx.x;
+    bool const is_end = i >= op.table.stride || is_none(listed[i]);
+    std::uint32_t const ends = __ballot_sync(0xFFFFFFFFU, is_end);
+    if (threadIdx.x % 32U == 0 && ends != 0) {
+      atomicMin(&end_of_list, i + static_cast<std::uint32_t>(__ffs(static_cast<int>(ends))) - 1U);
+    }
+    __syncthreads();
+    std::uint32_t const end = end_of_list;
+    if (!is_end && i < end) { listed[i] = none<slot_id>; }
+    if (end != none_ends) { break; }
+    __syncthreads();  // nobody writes the end before all have seen that it is not there
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) { op.plan.count_ahead(lane_index, used, wasted); }
 }
 
 template <class Replacement>
@@ -187,7 +234,8 @@ struct kernel_override<resolve_blocks<Replacement>> {
 
   [[nodiscard]] static std::size_t scratch_bytes(op_type const& op) noexcept
   {
-    return std::size_t{op.residency.max_lease} * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t));
+    std::size_t const padded = round_up(op.residency.max_lease, run_keys);
+    return padded * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t));
   }
 
   [[nodiscard]] static bool takes(op_type const& op) noexcept { return op.residency.max_lease <= most_resolved_lease; }
