@@ -100,6 +100,44 @@ TEST_SUITE("operation")
     }
   }
 
+  TEST_CASE("a plan that does not post lists the same, and what it leaves is posted by an operation of its own")
+  {
+    planned at_once{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}}, apart{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}};
+    std::vector<recall_failure> of_one(3), of_other(3);
+    plan_recall one = at_once.op(), other = apart.op();
+    one.outcome = of_one.data();
+    other.outcome = of_other.data();
+    other.posts = false;
+    run_solo(one);
+    run_solo(other);
+    CHECK(apart.row_begin == at_once.row_begin);
+    for (row_mailbox const& box : apart.mailbox) {
+      CHECK(box.posted == 0);
+      CHECK(box.total_misses == 0);
+    }
+    CHECK(of_other[0].planned == 0);
+    CHECK(other.posting().shape().items == 3);
+    run_solo(other.posting());
+    for (std::size_t row = 0; row < 5; ++row) {
+      row_mailbox const& a = at_once.mailbox[row];
+      row_mailbox const& b = apart.mailbox[row];
+      CHECK(a.posted == b.posted);
+      CHECK(a.bytes == b.bytes);
+      CHECK(a.misses == b.misses);
+      CHECK(a.hits == b.hits);
+      CHECK(a.flying == b.flying);
+      CHECK(a.stalled == b.stalled);
+      CHECK(a.total_misses == b.total_misses);
+      CHECK(a.total_hits == b.total_hits);
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(of_one[i].planned == of_other[i].planned);
+      CHECK(of_one[i].hits == of_other[i].hits);
+      CHECK(of_one[i].stalled == of_other[i].stalled);
+      CHECK(of_one[i].flying == of_other[i].flying);
+    }
+  }
+
   TEST_CASE("a plan for no rows is no launch")
   {
     planned p{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0}};
