@@ -2,7 +2,7 @@
 
 /// resolve_background with all threads of a block at work on its lane, where the generic body leaves it to one.
 
-#include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel/choose_victims.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/resolve_background.hpp>
 #include <pulseinfer/types.hpp>
@@ -28,13 +28,11 @@ template <class Op>
 __global__ void __launch_bounds__(background_threads) resolve_background_kernel(Op const op)
 {
   extern __shared__ std::uint64_t background_scratch[];
-  __shared__ std::uint32_t temp_storage[block_scan_words];
   __shared__ std::uint32_t planned;
-  std::uint32_t const max_lease = op.residency.max_lease;
+  std::uint32_t const max_lease = round_up(op.residency.max_lease, run_keys);
   std::uint64_t* const keys = background_scratch;
-  auto* const unsorted = reinterpret_cast<std::uint32_t*>(keys + max_lease);
-  std::uint32_t* const victims = unsorted + max_lease;
-  std::uint32_t* const fates = victims + max_lease;
+  auto* const slots = reinterpret_cast<std::uint32_t*>(keys + max_lease);
+  std::uint32_t* const fates = slots + 2 * max_lease;
   std::uint32_t* const brought = fates + op.selection.max_selected;
 
   row_id const row = op.rows[blockIdx.x / op.head_groups];
@@ -60,40 +58,10 @@ __global__ void __launch_bounds__(background_threads) resolve_background_kernel(
   }
   std::uint32_t const most = come < op.most_misses ? come : op.most_misses;
 
-  // Slots that may leave, and of these the first by policy, ascending.
-  std::uint32_t candidates = 0;
-  for (std::uint32_t base = 0; base < leased; base += blockDim.x) {
-    std::uint32_t const i = base + threadIdx.x;
-    bool counts = false;
-    std::uint64_t key = 0;
-    if (i < leased) {
-      slot_word const word = word_of(lease[i]);
-      bool const empty = word.state == slot_state::empty;
-      bool const idle = word.last_used != now && word.last_used + 1U != now;
-      counts = empty || (word.state == slot_state::clean && idle);
-      std::uint64_t const order =
-        empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{op.policy.key(word, now)} << 31U);
-      key = order | to_index(lease[i]);
-    }
-    std::uint32_t here = 0;
-    std::uint32_t const place = candidates + block_exclusive_sum(counts ? 1U : 0U, here, temp_storage);
-    if (counts) { keys[place] = key; }
-    candidates += here;
-  }
-  __syncthreads();
-  std::uint32_t const granted = most < candidates ? most : candidates;
-  for (std::uint32_t i = threadIdx.x; i < candidates; i += blockDim.x) {
-    std::uint32_t rank = 0;
-    for (std::uint32_t j = 0; j < candidates; ++j) { rank += keys[j] < keys[i] ? 1U : 0U; }
-    if (rank < granted) { unsorted[rank] = static_cast<std::uint32_t>(keys[i] & 0x7FFFFFFFU); }
-  }
-  __syncthreads();
-  for (std::uint32_t i = threadIdx.x; i < granted; i += blockDim.x) {
-    std::uint32_t rank = 0;
-    for (std::uint32_t j = 0; j < granted; ++j) { rank += unsorted[j] < unsorted[i] ? 1U : 0U; }
-    victims[rank] = unsorted[i];
-  }
-  __syncthreads();
+  std::uint32_t const* victims = slots;
+  std::uint32_t const granted = choose_victims(
+    op, lease, leased, threadIdx.x < leased ? lease[threadIdx.x] : none<slot_id>, most, now,
+    [now](slot_word const& word) { return word.last_used != now && word.last_used + 1U != now; }, keys, slots, victims);
 
   for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
     slot_id const slot = slot_of[to_index(wanted[i])];
@@ -159,7 +127,7 @@ struct kernel_override<resolve_background<Replacement>> {
 
   [[nodiscard]] static std::size_t scratch_bytes(op_type const& op) noexcept
   {
-    return std::size_t{op.residency.max_lease} * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t)) +
+    return victim_scratch_bytes(op.residency.max_lease) +
       std::size_t{op.selection.max_selected} * 2 * sizeof(std::uint32_t);
   }
 

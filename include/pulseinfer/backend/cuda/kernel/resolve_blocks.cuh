@@ -3,7 +3,9 @@
 /// resolve_blocks with all threads of a block at work on its lane, where the generic body leaves it to one.
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
+#include <pulseinfer/backend/cuda/kernel/choose_victims.cuh>
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
+#include <pulseinfer/backend/cuda/kernel/resolve_lane.cuh>
 #include <pulseinfer/backend/cuda/kernel/sorted_runs.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/resolve_blocks.hpp>
@@ -21,61 +23,6 @@ inline constexpr std::uint32_t resolve_threads = 512;
 inline constexpr std::uint32_t most_resolved_lease = 2048;
 inline constexpr std::uint32_t none_ends = 0xFFFFFFFFU;
 
-/// Writes the slots that are to leave, ascending, into shared memory.
-/// @param first the slot of the lease at the thread's number, where there is one
-/// @param keys [max_lease, rounded up to runs] shared   @param slots [2, likewise] shared   @param victims points to them then
-/// @return how many, in every thread   @sync the block
-template <class Op>
-__device__ std::uint32_t choose_victims(
-  Op const& op, slot_id const* lease, std::uint32_t leased, slot_id first, std::uint32_t wanted, std::uint32_t now,
-  std::uint64_t* keys, std::uint32_t* slots, std::uint32_t const*& victims)
-{
-  constexpr std::uint64_t no_key = ~std::uint64_t{0};
-  std::uint32_t const lane = threadIdx.x % 32U;
-  std::uint32_t candidates = 0;
-  for (std::uint32_t base = 0; base < leased; base += blockDim.x) {
-    std::uint32_t const i = base + threadIdx.x;
-    bool counts = false;
-    if (i - lane < leased) {
-      std::uint64_t key = no_key;
-      if (i < leased) {
-        slot_id const slot = base == 0 ? first : lease[i];
-        slot_word const word = op.residency.slots[op.pool.word(op.layer, slot)];
-        bool const empty = word.state == slot_state::empty;
-        counts = empty || (word.state == slot_state::clean && word.last_used != now);
-        std::uint64_t const order =
-          empty ? 0 : (std::uint64_t{1} << 63U) | (std::uint64_t{op.policy.key(word, now)} << 31U);
-        if (counts) { key = order | to_index(slot); }
-      }
-      keys[i] = sort_warp(key);
-    }
-    candidates += static_cast<std::uint32_t>(__syncthreads_count(counts ? 1 : 0));
-  }
-  std::uint32_t const granted = wanted < candidates ? wanted : candidates;
-  std::uint32_t const runs = divide_up(leased, run_keys);
-  for (std::uint32_t i = threadIdx.x; i < leased; i += blockDim.x) {
-    if (i % run_keys >= granted || keys[i] == no_key) { continue; }
-    std::uint32_t const rank = rank_in_runs(keys, runs, i);
-    if (rank < granted) { slots[rank] = static_cast<std::uint32_t>(keys[i] & 0x7FFFFFFFU); }
-  }
-  __syncthreads();
-  std::uint32_t const granted_runs = divide_up(granted, run_keys);
-  for (std::uint32_t i = threadIdx.x; i - lane < granted; i += blockDim.x) {
-    slots[i] = sort_warp(i < granted ? slots[i] : ~std::uint32_t{0});
-  }
-  __syncthreads();
-  victims = slots;
-  if (granted_runs > 1U) {
-    std::uint32_t* const sorted = slots + round_up(op.residency.max_lease, run_keys);
-    for (std::uint32_t i = threadIdx.x; i < granted; i += blockDim.x) {
-      sorted[rank_in_runs(slots, granted_runs, i)] = slots[i];
-    }
-    __syncthreads();
-    victims = sorted;
-  }
-  return granted;
-}
-
 /// A block that a lane wants.
 struct wanted_block {
   block_id block = none<block_id>;
@@ -91,8 +38,9 @@ struct wanted_block {
     return (misses ? 1U : 0U) | (hits ? 1U << 10U : 0U) | (flies ? 1U << 20U : 0U);
   }
 };
-static_assert(resolve_threads < 1024);
+static_assert(resolve_threads < 1024 && resolve_threads >= most_lane_threads);
 
+/// Lanes of any length.
 template <class Op>
 __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op const op)
 {
@@ -155,8 +103,11 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
     misses += static_cast<std::uint32_t>(__syncthreads_count(look(base + threadIdx.x).misses ? 1 : 0));
   }
   std::uint32_t const* victims = slots;
-  std::uint32_t const granted =
-    misses == 0 ? 0 : choose_victims(op, lease, leased, first_leased, misses, now, keys, slots, victims);
+  std::uint32_t const granted = misses == 0
+    ? 0
+    : choose_victims(
+        op, lease, leased, first_leased, misses, now, [now](slot_word const& word) { return word.last_used != now; },
+        keys, slots, victims);
 
   slot_id* const listed = op.table.listed + books * op.table.stride;
   slot_id* const landed = op.table.landed + lane_index * op.selection.max_selected;
@@ -228,24 +179,49 @@ __global__ void __launch_bounds__(resolve_threads) resolve_blocks_kernel(Op cons
   if (threadIdx.x == 0) { op.plan.count_ahead(lane_index, used, wasted); }
 }
 
+/// Lanes whose blocks and slots have a thread each.
+template <class Op>
+__global__ void __launch_bounds__(resolve_threads) resolve_lanes_kernel(Op const op)
+{
+  __shared__ lane_memory memory;
+  row_id const row = op.rows[blockIdx.x / op.head_groups];
+  memory.reset();
+  __syncthreads();
+  let_next_kernel_begin();
+  await_kernel_before();
+  planned_lane const planned = plan_lane(op, row, blockIdx.x % op.head_groups, memory);
+  list_lane(op, planned, memory);
+}
+
 template <class Replacement>
 struct kernel_override<resolve_blocks<Replacement>> {
   using op_type = resolve_blocks<Replacement>;
 
   [[nodiscard]] static std::size_t scratch_bytes(op_type const& op) noexcept
   {
-    std::size_t const padded = round_up(op.residency.max_lease, run_keys);
-    return padded * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t));
+    return victim_scratch_bytes(op.residency.max_lease);
   }
 
   [[nodiscard]] static bool takes(op_type const& op) noexcept { return op.residency.max_lease <= most_resolved_lease; }
 
+  /// Whether each lane's blocks and slots have a thread.
+  [[nodiscard]] static bool has_short_lanes(op_type const& op) noexcept
+  {
+    return op.residency.max_lease <= most_lane_threads && op.selection.max_selected <= most_lane_threads;
+  }
+
   static cudaError_t launch(op_type const& op, cudaStream_t stream) noexcept
   {
     void* arguments[] = {const_cast<op_type*>(&op)};
+    dim3 const blocks{static_cast<unsigned int>(op.shape().items)};
+    if (has_short_lanes(op)) {
+      return launch_early(
+        reinterpret_cast<void const*>(&resolve_lanes_kernel<op_type>), blocks, dim3{resolve_threads}, arguments, 0,
+        stream);
+    }
     return launch_early(
-      reinterpret_cast<void const*>(&resolve_blocks_kernel<op_type>), dim3{static_cast<unsigned int>(op.shape().items)},
-      dim3{resolve_threads}, arguments, scratch_bytes(op), stream);
+      reinterpret_cast<void const*>(&resolve_blocks_kernel<op_type>), blocks, dim3{resolve_threads}, arguments,
+      scratch_bytes(op), stream);
   }
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Ranks of distinct keys in shared memory: each warp sorts runs of 32, and a key's rank is its place in its own run and what
-/// searches of the others find. Fewer steps than comparing all pairs, and two barriers.
+/// Ranks of distinct keys in shared memory: each warp sorts runs of 32, and a key's rank is what searches of all runs find.
+/// Fewer steps than comparing all pairs, and two barriers.
 
 #include <cuda_runtime_api.h>
 
@@ -28,14 +28,11 @@ template <class Key>
   return key;
 }
 
-/// @param keys [32 * runs] shared, sorted in runs   @param place of the key in `keys`
-/// @return how many keys are smaller than the one at `place`
+/// @param keys [32 * runs] shared, sorted in runs   @return how many of them are smaller than `key`
 template <class Key>
-[[nodiscard]] __device__ std::uint32_t rank_in_runs(Key const* keys, std::uint32_t runs, std::uint32_t place)
+[[nodiscard]] __device__ std::uint32_t rank_in_runs(Key const* keys, std::uint32_t runs, Key key)
 {
-  Key const key = keys[place];
-  std::uint32_t const own = place / run_keys;
-  std::uint32_t rank = place % run_keys;
+  std::uint32_t rank = 0;
 #pragma unroll 4
   for (std::uint32_t run = 0; run < runs; ++run) {
     Key const* const of_run = keys + run * run_keys;
@@ -44,8 +41,7 @@ template <class Key>
     for (std::uint32_t step = run_keys / 2U; step > 0U; step /= 2U) {
       smaller += of_run[smaller + step - 1U] < key ? step : 0U;
     }
-    smaller += of_run[smaller] < key ? 1U : 0U;
-    rank += run == own ? 0U : smaller;
+    rank += smaller + (of_run[smaller] < key ? 1U : 0U);
   }
   return rank;
 }
