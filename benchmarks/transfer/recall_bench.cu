@@ -1,6 +1,7 @@
 /// How fast scattered blocks come from the host, beside one contiguous copy of as many bytes in the same run.
 
 #include "recall_store.cuh"
+#include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
 #include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
@@ -27,8 +28,9 @@ using namespace pulseinfer_bench;
 
 namespace {
 
-constexpr std::uint32_t rounds = 11;
 constexpr std::uint64_t mib = std::uint64_t{1} << 20U;
+/// Short moves are measured more often: theirs are differences of microseconds.
+constexpr std::uint32_t rounds_of(std::uint64_t volume) { return volume <= mib ? 41 : 11; }
 
 void report(benchmark::State& state, std::uint64_t volume, double microseconds, double contiguous)
 {
@@ -62,7 +64,7 @@ void measure(
   for (auto _ : state) {
     std::vector<double> scattered;
     std::vector<double> contiguous;
-    for (std::uint32_t round = 0; round < rounds; ++round) {
+    for (std::uint32_t round = 0; round < rounds_of(volume); ++round) {
       contiguous.push_back(store.time_contiguous(volume, round));
       scattered.push_back(store.time([&] { move(plans[round % plans.size()]->ref()); }));
     }
@@ -79,6 +81,29 @@ void gather(benchmark::State& state, std::uint32_t groups, std::uint64_t fragmen
       store.backend.launch(store.stream, gather_blocks{.plan = plan, .first_row = 0, .row_count = 1, .groups = groups}),
       "gather");
   });
+}
+
+/// The launch alone that puts a plan in order.
+void order(benchmark::State& state, std::uint64_t fragment, std::uint64_t volume)
+{
+  recall_store& store = shared_store();
+  slab<cuda_backend> const entries{store.backend, memory_space::device, volume / fragment * sizeof(recall_entry)};
+  slab<cuda_backend> const begins{store.backend, memory_space::device, 2 * sizeof(std::uint32_t)};
+  random_plan const plan{store, fragment, volume, 1, false, memory_space::device};
+  order_entries const op{
+    .plan = plan.ref(),
+    .first_row = 0,
+    .row_count = 1,
+    .ordered = entries.as<recall_entry>(),
+    .row_begin = begins.as<std::uint32_t>()};
+  for (auto _ : state) {
+    std::vector<double> times;
+    for (std::uint32_t round = 0; round < rounds_of(volume); ++round) {
+      times.push_back(store.time([&] { require(store.backend.launch(store.stream, op), "order"); }));
+    }
+    state.SetIterationTime(median(times) * 1e-6);
+    state.counters["microseconds"] = median(times);
+  }
 }
 
 /// Two launches: the plan is put in order on the device, then gathered.
@@ -173,7 +198,7 @@ void write_back(benchmark::State& state, gather_scatter_engine const& engine, st
   for (auto _ : state) {
     std::vector<double> moved;
     std::vector<double> contiguous;
-    for (std::uint32_t round = 0; round < rounds; ++round) {
+    for (std::uint32_t round = 0; round < rounds_of(volume); ++round) {
       contiguous.push_back(store.time([&] {
         require(
           cudaMemcpyAsync(host.data(), store.slots.data(), volume, cudaMemcpyDeviceToHost, store.stream.stream),
@@ -368,7 +393,7 @@ class decode_scene {
 
   /// From a selection to data that attention may read.
   template <class Engine>
-  void recall(Engine& engine, bool beside = false)
+  void recall(Engine& engine, bool beside = false, bool in_turn = false)
   {
     std::uint32_t* const count = counts.template as<std::uint32_t>();
     residency_ref const residency{
@@ -415,10 +440,8 @@ class decode_scene {
       .sequence = lists.template as<std::uint32_t>() + rows,
       .block_bytes = bytes,
       .max_selected = selected,
-      .posts = !beside};
-    require(store.backend.launch(store.stream, resolve), "resolve");
-    require(store.backend.launch(store.stream, planning), "plan");
-    recall_plan_ref const plan{
+      .posts = !beside && !in_turn};
+    recall_plan_ref plan{
       .entries = entries.template as<recall_entry>(),
       .row_begin = row_begin.template as<std::uint32_t>(),
       .failed = failed.template as<std::uint32_t>(),
@@ -428,19 +451,23 @@ class decode_scene {
       .layer = layer_id{0},
       .block_bytes = bytes,
       .capacity = rows * selected};
+    landed_ref landing{
+      .mailbox = mailbox.template as<row_mailbox>(),
+      .sequence = lists.template as<std::uint32_t>() + rows,
+      .residency = residency};
+    require(store.backend.launch(store.stream, resolve), "resolve");
+    require(store.backend.launch(store.stream, planning), "plan");
+    if (in_turn) {
+      plan.behind_plan = true;
+      landing.counts = lanes.counts();
+    }
     auto const copies = beside ? cuda_backend::stream_ref{copies_stream} : store.stream;
     if (beside) {
       require(cudaEventRecord(forked, store.stream.stream), "cudaEventRecord");
       require(cudaStreamWaitEvent(copies.stream, forked, 0), "cudaStreamWaitEvent");
       require(store.backend.launch(store.stream, planning.posting()), "post");
     }
-    require(
-      engine.recall_async(
-        copies, plan,
-        {.mailbox = mailbox.template as<row_mailbox>(),
-         .sequence = lists.template as<std::uint32_t>() + rows,
-         .residency = residency}),
-      "recall");
+    require(engine.recall_async(copies, plan, landing), "recall");
     if (beside) {
       require(cudaEventRecord(joined, copies.stream), "cudaEventRecord");
       require(cudaStreamWaitEvent(store.stream.stream, joined, 0), "cudaStreamWaitEvent");
@@ -505,9 +532,42 @@ struct planned_form {
   std::uint32_t rows = decode_scene::most_rows;
   std::uint32_t groups = 8;
   std::uint32_t rows_per_landing = 0;
-  bool captured = true;      ///< the step's launches are one graph
-  bool behind_work = false;  ///< the stream is busy until all is enqueued
-  bool beside = true;        ///< of a graph: what the plan posts goes beside the copies, as in a captured step
+  bool captured = true;        ///< the step's launches are one graph
+  bool behind_work = false;    ///< the stream is busy until all is enqueued
+  bool in_turn = true;         ///< of a graph: on one stream, as in a captured step that attends each layer whole
+  bool beside = false;         ///< of a graph: copies on a stream of their own, as in one that attends hits first
+  bool behind_kernel = false;  ///< of a graph: behind a kernel, as selection is, whose time is taken away
+};
+
+/// Stands for what a captured step has before a recall.
+__global__ void kernel_before(std::uint32_t cycles)
+{
+  pulseinfer::detail::let_next_kernel_begin();
+  pulseinfer::detail::await_kernel_before();
+  long long const begin = clock64();
+  while (clock64() - begin < cycles) {}
+}
+
+/// A graph of what `enqueue` does to a stream.
+class bench_graph {
+ public:
+  template <class Enqueue>
+  bench_graph(cudaStream_t stream, Enqueue enqueue)
+  {
+    cudaGraph_t graph = nullptr;
+    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    enqueue();
+    require(cudaStreamEndCapture(stream, &graph), "capture");
+    require(cudaGraphInstantiate(&runnable_, graph, 0), "cudaGraphInstantiate");
+    require(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  bench_graph(bench_graph&&) = delete;
+  ~bench_graph() { static_cast<void>(cudaGraphExecDestroy(runnable_)); }
+
+  void launch(cudaStream_t stream) const { require(cudaGraphLaunch(runnable_, stream), "cudaGraphLaunch"); }
+
+ private:
+  cudaGraphExec_t runnable_ = nullptr;
 };
 
 /// `volume` bytes over all rows, each step other blocks.
@@ -521,18 +581,22 @@ void planned(benchmark::State& state, planned_form const& form, std::uint64_t fr
     store.backend, transfer_limits{.max_rows = decode_scene::most_rows});
   scene.choose();
   scene.recall(engine);  // brings all that is selected
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t runnable = nullptr;
+  cudaStream_t const stream = store.stream.stream;
+  std::unique_ptr<bench_graph> graph, before;
+  auto const enqueue_before = [&] {
+    if (form.behind_kernel) { kernel_before<<<1, 32, 0, stream>>>(6000); }
+  };
   if (captured) {
     require(store.backend.synchronize(store.stream), "synchronize");
-    require(cudaStreamBeginCapture(store.stream.stream, cudaStreamCaptureModeThreadLocal), "capture");
-    scene.recall(engine, form.beside);
-    require(cudaStreamEndCapture(store.stream.stream, &graph), "capture");
-    require(cudaGraphInstantiate(&runnable, graph, 0), "cudaGraphInstantiate");
+    graph = std::make_unique<bench_graph>(stream, [&] {
+      enqueue_before();
+      scene.recall(engine, form.beside, form.in_turn);
+    });
   }
+  if (form.behind_kernel) { before = std::make_unique<bench_graph>(stream, enqueue_before); }
   auto const run = [&] {
     if (captured) {
-      require(cudaGraphLaunch(runnable, store.stream.stream), "cudaGraphLaunch");
+      graph->launch(stream);
     } else {
       scene.recall(engine);
     }
@@ -540,20 +604,20 @@ void planned(benchmark::State& state, planned_form const& form, std::uint64_t fr
   for (auto _ : state) {
     std::vector<double> scattered;
     std::vector<double> contiguous;
-    for (std::uint32_t round = 0; round < rounds; ++round) {
+    std::vector<double> kernels;
+    for (std::uint32_t round = 0; round < rounds_of(volume); ++round) {
       contiguous.push_back(store.time_contiguous(volume, round, form.behind_work));
       scene.choose();
       scattered.push_back(store.time(run, form.behind_work));
+      if (before) {
+        kernels.push_back(store.time([&] { before->launch(stream); }, form.behind_work));
+      }
       if (scene.planned() != per_row * form.rows || scene.wrong() != 0) {
         state.SkipWithError("wrong bytes or misses");
         break;
       }
     }
-    report(state, volume, median(scattered), median(contiguous));
-  }
-  if (captured) {
-    require(cudaGraphExecDestroy(runnable), "cudaGraphExecDestroy");
-    require(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    report(state, volume, median(scattered) - (before ? median(kernels) : 0.0), median(contiguous));
   }
 }
 
@@ -584,6 +648,7 @@ bool const registered = [] {
             gather(state, groups, fragment, volume, true);
           });
         }
+        add("order_entries", fragment, volume, [=](benchmark::State& state) { order(state, fragment, volume); });
         add("order_entries+gather_blocks:4", fragment, volume, [=](benchmark::State& state) {
           order_and_gather(state, 4, fragment, volume);
         });
@@ -706,12 +771,19 @@ bool const registered = [] {
   for (std::uint64_t const volume : {mib / 2, 1 * mib, 8 * mib, 64 * mib}) {
     add_planned("graph", {}, volume);
     add_planned("behind_work", {.behind_work = true}, volume);
-    add_planned("one_stream/graph", {.beside = false}, volume);
+    add_planned("behind_kernel", {.behind_work = true, .behind_kernel = true}, volume);
+    add_planned("beside/graph", {.in_turn = false, .beside = true}, volume);
+    add_planned("beside/behind_work", {.behind_work = true, .in_turn = false, .beside = true}, volume);
     add_planned("eager", {.captured = false}, volume);
     add_planned("row_by_row/graph", {.rows_per_landing = 1}, volume);
   }
   for (std::uint32_t const groups : {4U, 6U, 8U}) { add_planned("graph", {.rows = 1, .groups = groups}, block); }
   add_planned("behind_work", {.rows = 1, .behind_work = true}, block);
+  add_planned("behind_kernel", {.rows = 1, .behind_work = true, .behind_kernel = true}, block);
+  add_planned("beside/behind_work", {.rows = 1, .behind_work = true, .in_turn = false, .beside = true}, block);
+  add_planned(
+    "beside/behind_kernel", {.rows = 1, .behind_work = true, .in_turn = false, .beside = true, .behind_kernel = true},
+    block);
   add_planned("eager", {.rows = 1, .captured = false}, block);
   return true;
 }();

@@ -20,6 +20,7 @@
 #include <pulseinfer/operation/paged_attention.hpp>
 #include <pulseinfer/operation/patch_words.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
+#include <pulseinfer/operation/post_plan.hpp>
 #include <pulseinfer/operation/reset_row.hpp>
 #include <pulseinfer/operation/resolve_background.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
@@ -55,6 +56,7 @@ DECODE_TEXT_OPERATION(pulseinfer::merge_partials);
 DECODE_TEXT_OPERATION(pulseinfer::paged_attention);
 DECODE_TEXT_OPERATION(pulseinfer::patch_words);
 DECODE_TEXT_OPERATION(pulseinfer::plan_recall);
+DECODE_TEXT_OPERATION(pulseinfer::post_plan);
 DECODE_TEXT_OPERATION(pulseinfer::reset_row);
 DECODE_TEXT_OPERATION(pulseinfer::resolve_background<pulseinfer::lru>);
 DECODE_TEXT_OPERATION(pulseinfer::resolve_blocks<pulseinfer::lru>);

@@ -61,7 +61,8 @@ std::string refusal(auto make)
 TEST_CASE(
   "a captured step replays 64 times as the loop runs: tables, books and outputs, whatever rows it is replayed for")
 {
-  compare<lockstep>(captured_as::step);
+  SUBCASE("hits attended while misses travel") { compare<lockstep>(captured_as::step); }
+  SUBCASE("each layer attended whole") { compare<lockstep_scheduler<visit_order::whole>>(captured_as::step); }
 }
 
 TEST_CASE("captured visits replay as the loop runs, their recalls enqueued behind them")

@@ -429,7 +429,9 @@ class sized_lease_scene {
 
 using lease_scene = sized_lease_scene<50, 90, 40, 24>;
 /// Lists longer than a block of threads.
-using long_lease_scene = sized_lease_scene<1400, 2600, 1300, 1100>;
+using long_lease_scene = sized_lease_scene<2400, 4000, 2000, 1800>;
+/// As long as a block of threads.
+using wide_lease_scene = sized_lease_scene<600, 1000, 512, 512>;
 
 }  // namespace pulseinfer_test
 
@@ -804,6 +806,28 @@ TEST_CASE("long leases and selections are resolved on the GPU as on the CPU")
   }
 }
 
+TEST_CASE("leases and selections of a thread each are resolved on the GPU as on the CPU, whatever misses")
+{
+  for (std::uint32_t seed = 0; seed < 4; ++seed) {
+    rig();
+    device_heap_scope const scope;
+    wide_lease_scene s{seed};
+    // From none to more missing blocks than few_victims: what is selected is resident, but for the first ones.
+    for (std::uint32_t lane = 0; seed > 0 && lane < wide_lease_scene::lanes; ++lane) {
+      slot_id const* const of = s.residency().slots_of_lane(layer_id{1}, static_cast<lane_id>(lane));
+      std::uint32_t count = 0;
+      std::uint32_t missing = 0;
+      for (std::uint32_t b = 0; b < wide_lease_scene::max_blocks && count < 500; ++b) {
+        if (is_none(of[b]) && ++missing > lane) { continue; }
+        s.selection().ids_of(static_cast<lane_id>(lane))[count++] = static_cast<block_id>(b);
+      }
+      s.counts[lane] = count;
+    }
+    rig().check_kernel(s.resolve(seed % 2 == 1));
+    rig().check_kernel(s.planning());
+  }
+}
+
 TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU")
 {
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
@@ -826,6 +850,10 @@ TEST_CASE("leases, victims, plans and landings on the GPU equal those on the CPU
       .residency = s.residency(),
       .table = s.table(),
       .failures = s.failures.data()};
+    landed_ref posting = landed;
+    posting.counts = quiet.lanes.counts();
+    rig().check(land_rows{.plan = s.plan(), .landed = posting, .first_row = 3, .row_count = 2, .behind_gather = true});
+    rig().check(land_rows{.plan = s.plan(), .landed = posting, .first_row = 3, .row_count = 2, .how = landing::failed});
     rig().check(
       land_rows{.plan = s.plan(), .landed = landed, .first_row = 1, .row_count = 2, .behind_gather = seed % 2 == 0});
     rig().check(land_rows{.plan = s.plan(), .landed = landed, .first_row = 0, .row_count = 5, .how = landing::failed});

@@ -1,3 +1,4 @@
+#include <pulseinfer/operation/land_rows.hpp>
 #include <pulseinfer/operation/plan_recall.hpp>
 
 #include <doctest/doctest.h>
@@ -135,6 +136,53 @@ TEST_SUITE("operation")
       CHECK(of_one[i].hits == of_other[i].hits);
       CHECK(of_one[i].stalled == of_other[i].stalled);
       CHECK(of_one[i].flying == of_other[i].flying);
+    }
+  }
+
+  TEST_CASE("what a plan leaves is posted with its landing, before the rows are posted as landed or as failed")
+  {
+    planned at_once{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}}, later{{2, 1, 4, 4, 4, 4, 3, 0, 4, 2}};
+    std::vector<recall_failure> of_one(3), of_other(3);
+    plan_recall one = at_once.op(), other = later.op();
+    one.outcome = of_one.data();
+    other.posts = false;
+    run_solo(one);
+    run_solo(other);
+    std::vector<slot_word> words(8);
+    recall_plan_ref const plan{
+      .entries = later.entries.data(),
+      .row_begin = later.row_begin.data(),
+      .rows = other.rows,
+      .pool = {.slots = 8},
+      .layer = layer_id{0},
+      .head_groups = 2,
+      .block_bytes = 100};
+    landed_ref landed{
+      .mailbox = later.mailbox.data(),
+      .sequence = later.sequence.data(),
+      .residency = {.slots = words.data()},
+      .failed = of_other.data(),
+      .counts = later.books.plan().counts()};
+    for (recall_entry& entry : later.entries) { entry.target = slot_id{1}; }
+    run_solo(land_rows{.plan = plan, .landed = landed, .first_row = 0, .row_count = 2});
+    run_solo(land_rows{.plan = plan, .landed = landed, .first_row = 2, .row_count = 1, .how = landing::failed});
+    for (std::size_t place = 0; place < 3; ++place) {
+      row_mailbox const& a = at_once.mailbox[to_index(at_once.rows[place])];
+      row_mailbox const& b = later.mailbox[to_index(at_once.rows[place])];
+      CHECK(b.posted == a.posted);
+      CHECK(b.bytes == a.bytes);
+      CHECK(b.misses == a.misses);
+      CHECK(b.hits == a.hits);
+      CHECK(b.flying == a.flying);
+      CHECK(b.stalled == a.stalled);
+      CHECK(b.total_misses == a.total_misses);
+      CHECK(b.total_hits == a.total_hits);
+      CHECK(of_other[place].planned == of_one[place].planned);
+      CHECK(of_other[place].hits == of_one[place].hits);
+      CHECK(of_other[place].stalled == of_one[place].stalled);
+      CHECK(of_other[place].flying == of_one[place].flying);
+      CHECK(b.landed == (place < 2 ? a.posted : 0U));
+      CHECK(b.failed == (place < 2 ? 0U : a.posted));
     }
   }
 

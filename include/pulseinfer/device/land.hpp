@@ -71,8 +71,56 @@ PULSEINFER_HOST_DEVICE inline void post_failure(
 
 }  // namespace land_detail
 
+/// Tells the host what a recall moves of a row.
+/// @param outcome may be null   @param number of the row's recall
+PULSEINFER_HOST_DEVICE inline void post_row(
+  row_id row, std::uint32_t head_groups, lane_counts_ref const& counts, std::uint64_t block_bytes, row_mailbox& box,
+  recall_failure* outcome, std::uint32_t number)
+{
+  std::uint32_t planned = 0;
+  std::uint32_t hits = 0;
+  std::uint32_t flying = 0;
+  std::uint32_t stalled = 0;
+  for (std::uint32_t g = 0; g < head_groups; ++g) {
+    std::uint64_t const lane = to_index(lane_of(row, g, head_groups));
+    planned += counts.misses[lane];
+    hits += counts.hits[lane];
+    flying += counts.flying[lane];
+    stalled += counts.stalled[lane];
+  }
+  box.bytes = planned * block_bytes;
+  box.misses = planned;
+  box.flying = flying;
+  box.hits = hits;
+  box.stalled = stalled;
+  if (outcome != nullptr) {
+    outcome->planned = planned;
+    outcome->hits = hits;
+    store_release(&outcome->stalled, stalled);
+    store_release(&outcome->flying, flying);
+  }
+  add_relaxed(&box.total_misses, planned);
+  add_relaxed(&box.total_hits, hits);
+  store_release(&box.posted, number);
+}
+
+namespace land_detail {
+
+/// Posts what is to be posted with the landing. One thread.
+PULSEINFER_HOST_DEVICE inline void post(recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
+{
+  if (landed.counts.misses == nullptr) { return; }
+  row_id const row = plan.rows[place];
+  post_row(
+    row, plan.head_groups, landed.counts, plan.block_bytes, landed.mailbox[to_index(row)],
+    landed.failed == nullptr ? nullptr : landed.failed + place, landed.sequence[place]);
+}
+
+}  // namespace land_detail
+
 /// Ends the recall of the plan's row `place`: blocks that arrived are clean, those that the plan marks as failed are misses
-/// again and named in landed.failures. Posts the row as landed, or as failed if any block failed.
+/// again and named in landed.failures. Posts the row as landed, or as failed if any block failed, and before that what was planned where
+/// landed.counts say so.
 /// @param place index into plan.rows   @sync one before the post; the copies of the row must be visible before the call
 template <thread_group Group>
 PULSEINFER_HOST_DEVICE void land_row(
@@ -89,6 +137,7 @@ PULSEINFER_HOST_DEVICE void land_row(
   }
   group.sync();
   if (group.thread_rank() != 0) { return; }
+  land_detail::post(plan, landed, place);
   std::uint32_t failed = 0;
   for (std::uint32_t i = begin; i < end && plan.failed != nullptr; ++i) {
     if (plan.failed[i] == 0) { continue; }
@@ -112,6 +161,7 @@ PULSEINFER_HOST_DEVICE void fail_row(
   Group const& group, recall_plan_ref const& plan, landed_ref const& landed, std::uint32_t place)
 {
   if (group.thread_rank() != 0) { return; }
+  land_detail::post(plan, landed, place);
   row_mailbox& box = landed.mailbox[to_index(plan.rows[place])];
   std::uint32_t const number = landed.sequence[place];
   bool const posted = static_cast<std::int32_t>(load_acquire(&box.landed) - number) >= 0 ||

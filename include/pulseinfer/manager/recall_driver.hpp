@@ -176,8 +176,8 @@ class recall_driver {
   }
 
   /// Enqueues resolving, plan and copies of a captured step's recall, for a stream that is being captured. The host learns
-  /// nothing of it before the replay's end, so that what is posted of the plan goes beside the copies. `stream` stands before
-  /// the copies: see await_captured.
+  /// nothing of it before the replay's end, so that no copy waits for what is posted of the plan. `stream` stands before the copies
+  /// where attention of hits comes between, else behind them: see await_captured.
   status capture(recall<B>& r, stream_ref stream) noexcept
   {
     r.stream = stream;
@@ -185,10 +185,18 @@ class recall_driver {
     plan_recall planning = plan_recall_of(r);
     planning.posts = false;
     if (result == status::ok) { result = backend_->launch(stream, planning); }
+    recall_plan_ref copies = captured_plan_of(r);
+    if (r.lists == recall_lists::whole) {
+      landed_ref landed = landed_of(r);
+      landed.counts = planning.lanes.counts();
+      copies.behind_plan = true;
+      if (result == status::ok) { result = transfer_.recall_async(stream, copies, landed); }
+      return result == status::ok ? backend_->record(stream, r.planned_event) : result;
+    }
     if (result == status::ok) { result = backend_->record(stream, r.planned_event); }
     if (result == status::ok) { result = backend_->launch(stream, planning.posting()); }
     if (result == status::ok) { result = backend_->wait(copies_.get(), r.planned_event); }
-    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), captured_plan_of(r), landed_of(r)); }
+    if (result == status::ok) { result = transfer_.recall_async(copies_.get(), copies, landed_of(r)); }
     // The event that says so to the host is recorded behind each replay: an event of a capture can't be asked.
     if (result == status::ok) { result = backend_->record(copies_.get(), r.planned_event); }
     return result;

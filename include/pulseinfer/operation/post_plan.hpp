@@ -4,7 +4,7 @@
 
 #include <pulseinfer/concepts/operation.hpp>
 #include <pulseinfer/config.hpp>
-#include <pulseinfer/device/atomic.hpp>
+#include <pulseinfer/device/land.hpp>
 #include <pulseinfer/operation/resolve_blocks.hpp>
 #include <pulseinfer/types.hpp>
 #include <pulseinfer/view/mailbox.hpp>
@@ -39,32 +39,9 @@ struct post_plan {
   {
     if (group.thread_rank() != 0) { return; }
     row_id const row = rows[item];
-    row_mailbox& box = mailbox[to_index(row)];
-    std::uint32_t planned = 0;
-    std::uint32_t hits = 0;
-    std::uint32_t flying = 0;
-    std::uint32_t stalled = 0;
-    for (std::uint32_t g = 0; g < head_groups; ++g) {
-      std::uint64_t const lane = to_index(lane_of(row, g, head_groups));
-      planned += lanes.misses[lane];
-      hits += lanes.hits[lane];
-      flying += lanes.flying[lane];
-      stalled += lanes.stalled[lane];
-    }
-    box.bytes = planned * block_bytes;
-    box.misses = planned;
-    box.flying = flying;
-    box.hits = hits;
-    box.stalled = stalled;
-    if (outcome != nullptr) {
-      outcome[item].planned = planned;
-      outcome[item].hits = hits;
-      device::store_release(&outcome[item].stalled, stalled);
-      device::store_release(&outcome[item].flying, flying);
-    }
-    device::add_relaxed(&box.total_misses, planned);
-    device::add_relaxed(&box.total_hits, hits);
-    device::store_release(&box.posted, sequence[item]);
+    device::post_row(
+      row, head_groups, lanes.counts(), block_bytes, mailbox[to_index(row)],
+      outcome == nullptr ? nullptr : outcome + item, sequence[item]);
   }
 };
 

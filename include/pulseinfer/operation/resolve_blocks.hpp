@@ -29,6 +29,11 @@ struct lane_plan_ref {
   std::uint32_t* stalled = nullptr;     // [lanes] selected blocks for which no slot could be freed
   lane_foresight* foresight = nullptr;  // [lanes] what came of blocks that were brought ahead of need; may be null
 
+  [[nodiscard]] PULSEINFER_HOST_DEVICE lane_counts_ref counts() const
+  {
+    return {.misses = misses, .hits = hits, .flying = flying, .stalled = stalled};
+  }
+
   /// One thread of the lane's adds.
   PULSEINFER_HOST_DEVICE void count_ahead(std::uint64_t lane, std::uint32_t used, std::uint32_t wasted) const
   {

@@ -50,7 +50,8 @@ struct gather_scatter_engine {
   /// (`prefers_few_launches`), else each row by itself, so that the first ones go on while the last ones travel.
   /// @source measured: on an H200 single rows win only above about 512 KiB a row and layer
   std::optional<std::uint32_t> rows_per_landing = {};
-  std::uint32_t runs_per_copy = 64;  ///< runs of one call to the copy engine; long calls hide less of their cost
+  /// Most runs of one call to the copy engine; long calls hide less of their cost. The first calls of a move are shorter.
+  std::uint32_t runs_per_copy = 64;
   /// Whether a host block that several rows of a plan hold is read once and goes to a slot of each: one launch more, for plans
   /// that may have such blocks (recall_plan_ref::may_share) and rows that are gathered together. Absent: where launches are dear.
   std::optional<bool> join_shared = {};
@@ -128,6 +129,7 @@ struct gather_scatter_engine {
     {
       std::span<copy_run const> runs{list.runs, list.count};
       bool const captured = is_capturing(stream);
+      std::size_t call_runs = std::max<std::size_t>(1, merged_.size() / 8);
       while (!runs.empty()) {
         merge_result const done = merge_runs(runs, merged_);
         runs = runs.subspan(done.taken);
@@ -135,9 +137,7 @@ struct gather_scatter_engine {
         std::span<copy_run const> const merged{merged_.data(), done.written};
         status const result = captured || are_short(merged, list.direction)
           ? launch_moves(*backend_, stream, merged, list.direction, report_.groups)
-          : backend_->copy(
-              stream,
-              {.runs = merged.data(), .count = static_cast<std::uint32_t>(done.written), .direction = list.direction});
+          : copy(stream, merged, list.direction, call_runs);
         if (result != status::ok) { return result; }
       }
       return status::ok;
@@ -154,6 +154,7 @@ struct gather_scatter_engine {
       typename B::stream_ref stream, recall_plan_ref const& plan, std::uint32_t first, std::uint32_t count) noexcept
     {
       gather_blocks op{.plan = plan, .first_row = first, .row_count = count, .groups = report_.groups};
+      op.plan.behind_plan = plan.behind_plan && first == 0;
       status result = status::ok;
       if (plan.capacity <= ordered_entries_) {
         auto* const entries = ordered_.template as<recall_entry>();
@@ -172,8 +173,25 @@ struct gather_scatter_engine {
       return result == status::ok ? backend_->launch(stream, op) : result;
     }
 
+    /// In calls that double from `call_runs` on: the copies begin when the host has made the first call, and then hide the next one.
+    status copy(
+      typename B::stream_ref stream, std::span<copy_run const> runs, copy_direction direction,
+      std::size_t& call_runs) noexcept
+    {
+      status result = status::ok;
+      while (result == status::ok && !runs.empty()) {
+        std::size_t const count = std::min(call_runs, runs.size());
+        result = backend_->copy(
+          stream, {.runs = runs.data(), .count = static_cast<std::uint32_t>(count), .direction = direction});
+        runs = runs.subspan(count);
+        call_runs = std::min(2 * call_runs, merged_.size());
+      }
+      return result;
+    }
+
     static void set_list(gather_blocks& op, recall_entry const* entries, std::uint32_t const* begins) noexcept
     {
+      op.plan.behind_plan = false;  // but behind what made this list
       op.plan.entries = entries;
       op.plan.row_begin = begins;
       op.first_row = 0;

@@ -45,7 +45,8 @@ struct recall_plan_ref {
   std::uint64_t block_bytes = 0;
   std::uint32_t capacity = 0;  ///< host-known bound of the entries
   recall_priority priority = recall_priority::demand;
-  bool may_share = false;  ///< rows of it hold host blocks together: entries of theirs may have the same source
+  bool may_share = false;    ///< rows of it hold host blocks together: entries of theirs may have the same source
+  bool behind_plan = false;  ///< the work before on the stream is the plan_recall that makes it
 };
 
 static_assert(std::is_trivially_copyable_v<recall_plan_ref>);
@@ -91,6 +92,16 @@ struct recall_failure {
 
 static_assert(std::is_trivially_copyable_v<recall_failure>);
 
+/// What resolving a row's selection came to, by lane.
+struct lane_counts_ref {
+  std::uint32_t const* misses = nullptr;  // [lanes] that got a slot
+  std::uint32_t const* hits = nullptr;
+  std::uint32_t const* flying = nullptr;   // selected blocks that an earlier recall still brings
+  std::uint32_t const* stalled = nullptr;  // selected blocks for which no slot could be freed
+};
+
+static_assert(std::is_trivially_copyable_v<lane_counts_ref>);
+
 /// What an engine does once the blocks of a row are in their slots: `device::land_row`.
 struct landed_ref {
   row_mailbox* mailbox = nullptr;           // [max_rows], mapped
@@ -100,6 +111,7 @@ struct landed_ref {
   checksum_ref checksums = {};       // verify mode: blocks whose planes differ from these did not arrive
   recall_entry* failures = nullptr;  // [capacity], mapped: the entries that failed, each row's from its row_begin on
   recall_failure* failed = nullptr;  // [rows.count], mapped, in the plan's row order; may be null
+  lane_counts_ref counts = {};       // a plan that is posted with the landing; null: it has been posted
 };
 
 static_assert(std::is_trivially_copyable_v<landed_ref>);

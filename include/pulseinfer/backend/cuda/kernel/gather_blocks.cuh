@@ -3,6 +3,7 @@
 /// gather_blocks for the link: reads of mapped host memory that keep many requests in flight from few multiprocessors.
 
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
+#include <pulseinfer/backend/cuda/kernel/entry_list.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/gather_blocks.hpp>
 #include <pulseinfer/types.hpp>
@@ -104,17 +105,6 @@ struct gather_ends {
   return {
     scene.slabs[group] + to_index(entry.source) * scene.block_stride,
     scene.slots + to_index(entry.target) * scene.slot_stride};
-}
-
-[[nodiscard]] __device__ inline recall_entry load_entry(recall_entry const* from)
-{
-  uint4 const words = __ldg(reinterpret_cast<uint4 const*>(from));
-  recall_entry entry;
-  entry.source = static_cast<host_block_id>(words.x);
-  entry.target = static_cast<slot_id>(words.y);
-  entry.lane = static_cast<lane_id>(words.z);
-  entry.block = static_cast<block_id>(words.w);
-  return entry;
 }
 
 [[nodiscard]] __device__ inline target_span load_span(gather_scene const& scene, std::uint32_t place)
@@ -307,6 +297,7 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   }
   gather_scene scene;
   scene.slots = plan.pool.base(plan.layer);
+  await_kernel_before();
   std::uint32_t const begin = plan.row_begin[op.first_row];
   scene.count = plan.row_begin[op.first_row + op.row_count] - begin;
   scene.entries = plan.entries + begin;
@@ -323,6 +314,10 @@ __global__ void __launch_bounds__(gather_threads) gather_blocks_kernel(Op const 
   bool const may_be_first = op.first_row == 0 && place < plan.capacity;
   if (may_be_first) { scene.first = load_entry(plan.entries + place); }
   scene.has_first = may_be_first && begin == 0;
+  // Where no warp has more than a tile or two, what comes next need not wait for the last one to begin.
+  if (std::uint64_t{scene.count} * scene.block_bytes <= std::uint64_t{warps} * 64U * gather_loads * 16U) {
+    let_next_kernel_begin();
+  }
   __syncthreads();
   scene.slabs = at_hand ? slabs : table;
   std::uint64_t low =
@@ -348,10 +343,13 @@ struct kernel_override<gather_blocks> {
   static cudaError_t launch(gather_blocks const& op, cudaStream_t stream) noexcept
   {
     void* arguments[] = {const_cast<gather_blocks*>(&op)};
-    return cudaLaunchKernel(
-      op.further.of == nullptr ? reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, false>)
-                               : reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, true>),
-      dim3{std::min(op.groups, most_gather_blocks)}, dim3{gather_threads}, arguments, 0, stream);
+    void const* const kernel = op.further.of == nullptr
+      ? reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, false>)
+      : reinterpret_cast<void const*>(&gather_blocks_kernel<gather_blocks, true>);
+    dim3 const blocks{std::min(op.groups, most_gather_blocks)};
+    // Elsewhere it would hold its places while whatever is before it runs.
+    return op.plan.behind_plan ? launch_early(kernel, blocks, dim3{gather_threads}, arguments, 0, stream)
+                               : cudaLaunchKernel(kernel, blocks, dim3{gather_threads}, arguments, 0, stream);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
 #include <pulseinfer/backend/cuda/kernel/cluster.cuh>
+#include <pulseinfer/backend/cuda/kernel/entry_list.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/join_entries.hpp>
 #include <pulseinfer/types.hpp>
@@ -23,33 +24,23 @@ __global__ void __cluster_dims__(join_blocks, 1, 1) __launch_bounds__(join_threa
 {
   __shared__ std::uint32_t temp_storage[block_scan_words];
   __shared__ std::uint32_t base[2];
-  recall_plan_ref const& plan = op.plan;
-  std::uint32_t const begin = plan.row_begin[op.first_row];
-  std::uint32_t const count = plan.row_begin[op.first_row + op.row_count] - begin;
+  entry_list const list = entry_list::of_rows(op.plan, op.first_row, op.row_count);
+  std::uint32_t const count = list.count;
   std::uint32_t const places = Op::table_places(count);
   std::uint32_t const thread = blockIdx.x * join_threads + threadIdx.x;
   constexpr std::uint32_t threads = join_blocks * join_threads;
-  auto const entry_at = [&](std::uint32_t i) {
-    uint4 const words = __ldg(reinterpret_cast<uint4 const*>(plan.entries + begin + i));
-    recall_entry entry;
-    entry.source = static_cast<host_block_id>(words.x);
-    entry.target = static_cast<slot_id>(words.y);
-    entry.lane = static_cast<lane_id>(words.z);
-    entry.block = static_cast<block_id>(words.w);
-    return entry;
-  };
 
   for (std::uint32_t i = thread; i < places; i += threads) { op.table[i] = typename Op::found{}; }
   if (thread == 0) { op.row_begin[0] = op.row_begin[1] = op.row_begin[2] = 0; }
   sync_cluster();
   for (std::uint32_t i = thread; i < count; i += threads) {
-    recall_entry const entry = entry_at(i);
+    recall_entry const entry = list[i];
     std::uint32_t place = op.hash_of(entry) & (places - 1);
     for (;;) {
       std::uint32_t const other = atomicCAS(&op.table[place].entry, Op::nothing, i);
       if (other == Op::nothing) { break; }
       // Whichever of a place's entries this is, the others have the same source.
-      if (op.same_source(entry_at(other), entry)) {
+      if (op.same_source(list[other], entry)) {
         atomicMin(&op.table[place].entry, i);
         break;
       }
@@ -79,7 +70,7 @@ __global__ void __cluster_dims__(join_blocks, 1, 1) __launch_bounds__(join_threa
     __syncthreads();
     if (leads) {
       std::uint32_t const first = base[1] + targets_before;
-      op.joined[base[0] + listed_before] = entry_at(i);
+      op.joined[base[0] + listed_before] = list[i];
       op.of[base[0] + listed_before] = {first, together};
       op.table[place].begin = first;
     }
@@ -89,7 +80,7 @@ __global__ void __cluster_dims__(join_blocks, 1, 1) __launch_bounds__(join_threa
   for (std::uint32_t i = thread; i < count; i += threads) {
     typename Op::standing const own = op.stands[i];
     if (__ldcg(&op.table[own.place].count) > 1) {
-      op.targets[__ldcg(&op.table[own.place].begin) + own.number] = entry_at(i).target;
+      op.targets[__ldcg(&op.table[own.place].begin) + own.number] = list[i].target;
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/group.cuh>
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
+#include <pulseinfer/backend/cuda/kernel/plan_box.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/device/land.hpp>
 #include <pulseinfer/operation/land_rows.hpp>
@@ -27,9 +28,10 @@ __global__ void __launch_bounds__(land_threads) land_rows_kernel(Op const op)
     device::fail_row(group, op.plan, op.landed, place);
     return;
   }
-  // Behind a gather all of this is there before the gather ends, and its ways over the link are over by then.
-  std::uint32_t const number = op.landed.sequence[place];
-  row_mailbox* const box = op.landed.mailbox + to_index(op.plan.rows[place]);
+  // Behind a gather all of this is there before the gather ends, and its ways over the link are over by then, those of a post too.
+  plan_box box;
+  box.find(op.landed.mailbox, op.plan.rows, op.landed.sequence, place);
+  bool const posts = threadIdx.x == 0 && op.landed.counts.misses != nullptr;
   std::uint32_t const begin = op.plan.row_begin[place];
   std::uint32_t const end = op.plan.row_begin[place + 1];
   slot_word* const slots = op.landed.residency.slots;
@@ -38,6 +40,12 @@ __global__ void __launch_bounds__(land_threads) land_rows_kernel(Op const op)
   bool const has_first = i < end;
   slot_id const first = has_first ? op.plan.entries[i].target : none<slot_id>;
   bool failed = has_first && failed_at(i);
+  if (posts) {
+    box.look();
+    box.post(
+      op.plan.rows[place], op.plan.head_groups, op.landed.counts,
+      op.landed.failed == nullptr ? nullptr : op.landed.failed + place, op.plan.block_bytes);
+  }
   await_kernel_before();
   if (has_first && !failed) { slots[op.plan.pool.word(op.plan.layer, first)].state = slot_state::clean; }
   for (i += land_threads; i < end; i += land_threads) {
@@ -48,9 +56,11 @@ __global__ void __launch_bounds__(land_threads) land_rows_kernel(Op const op)
     }
   }
   if (__syncthreads_or(failed ? 1 : 0) != 0) {
-    device::land_row(group, op.plan, op.landed, place);
+    landed_ref landed = op.landed;
+    landed.counts = {};  // posted
+    device::land_row(group, op.plan, landed, place);
   } else if (threadIdx.x == 0) {
-    device::store_release(&box->landed, number);
+    device::store_release(&box.box->landed, box.number);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
 #include <pulseinfer/backend/cuda/kernel/cluster.cuh>
+#include <pulseinfer/backend/cuda/kernel/entry_list.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/order_entries.hpp>
 #include <pulseinfer/types.hpp>
@@ -17,6 +18,7 @@ namespace pulseinfer::detail {
 
 inline constexpr std::uint32_t order_threads = 1024;
 inline constexpr std::uint32_t order_blocks = 8;
+inline constexpr std::uint32_t order_ahead = 4;  ///< entries that a thread asks for at once
 static_assert(order_entries::most_stretches == order_threads * order_blocks);
 
 template <class Op>
@@ -25,29 +27,31 @@ __global__ void __cluster_dims__(order_blocks, 1, 1) __launch_bounds__(order_thr
   __shared__ std::uint32_t places[order_entries::most_stretches];
   __shared__ std::uint32_t temp_storage[block_scan_words];
   __shared__ std::uint32_t of_part;  // entries of the eighth that this block has looked at
-  recall_plan_ref const& plan = op.plan;
   std::uint32_t const blocks = op.stretch_blocks();
   std::uint32_t const of_group = op.group_stretches();
-  std::uint32_t const begin = plan.row_begin[op.first_row];
-  std::uint32_t const count = plan.row_begin[op.first_row + op.row_count] - begin;
+  entry_list const list = entry_list::of_rows(op.plan, op.first_row, op.row_count);
+  std::uint32_t const count = list.count;
   std::uint32_t const part = divide_up(count, order_blocks);
   std::uint32_t const first = blockIdx.x * part < count ? blockIdx.x * part : count;
   std::uint32_t const last = count - first < part ? count : first + part;
-  auto const entry_at = [&](std::uint32_t i) {
-    uint4 const words = __ldg(reinterpret_cast<uint4 const*>(plan.entries + begin + i));
-    recall_entry entry;
-    entry.source = static_cast<host_block_id>(words.x);
-    entry.target = static_cast<slot_id>(words.y);
-    entry.lane = static_cast<lane_id>(words.z);
-    entry.block = static_cast<block_id>(words.w);
-    return entry;
-  };
 
   for (std::uint32_t i = threadIdx.x; i < order_entries::most_stretches; i += order_threads) { places[i] = 0; }
   __syncthreads();
-  for (std::uint32_t i = first + threadIdx.x; i < last; i += order_threads) {
-    atomicAdd(places + op.stretch_of(entry_at(i), blocks, of_group), 1U);
-  }
+  // Several entries at once: otherwise each turn waits for memory.
+  auto const for_each_entry = [&](auto visit) {
+    for (std::uint32_t i = first + threadIdx.x; i < last; i += order_ahead * order_threads) {
+      recall_entry entries[order_ahead];
+#pragma unroll
+      for (std::uint32_t k = 0; k < order_ahead; ++k) {
+        if (last - i > k * order_threads) { entries[k] = list[i + k * order_threads]; }
+      }
+#pragma unroll
+      for (std::uint32_t k = 0; k < order_ahead; ++k) {
+        if (last - i > k * order_threads) { visit(entries[k]); }
+      }
+    }
+  };
+  for_each_entry([&](recall_entry const& entry) { atomicAdd(places + op.stretch_of(entry, blocks, of_group), 1U); });
   sync_cluster();
   // Each block finds where the entries of an eighth of the stretches begin, those of earlier blocks first, a thread for each.
   std::uint32_t* const own = places + blockIdx.x * order_threads + threadIdx.x;
@@ -73,10 +77,9 @@ __global__ void __cluster_dims__(order_blocks, 1, 1) __launch_bounds__(order_thr
     next += of_block[block];
   }
   sync_cluster();
-  for (std::uint32_t i = first + threadIdx.x; i < last; i += order_threads) {
-    recall_entry const entry = entry_at(i);
+  for_each_entry([&](recall_entry const& entry) {
     op.ordered[atomicAdd(places + op.stretch_of(entry, blocks, of_group), 1U)] = entry;
-  }
+  });
   if (blockIdx.x == 0U && threadIdx.x == 0U) {
     op.row_begin[0] = 0;
     op.row_begin[1] = count;

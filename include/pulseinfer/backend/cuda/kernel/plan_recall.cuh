@@ -4,6 +4,7 @@
 
 #include <pulseinfer/backend/cuda/kernel/block_scan.cuh>
 #include <pulseinfer/backend/cuda/kernel/early_launch.cuh>
+#include <pulseinfer/backend/cuda/kernel/plan_box.cuh>
 #include <pulseinfer/backend/cuda/kernel_override.cuh>
 #include <pulseinfer/operation/plan_recall.hpp>
 #include <pulseinfer/operation/post_plan.hpp>
@@ -19,46 +20,6 @@ namespace pulseinfer::detail {
 /// Lanes of one plan that the kernel takes: their counts lie in shared memory.
 inline constexpr std::uint32_t most_planned_lanes = 4096;
 inline constexpr std::uint32_t plan_threads = 512;
-
-/// What a thread knows of its row's words on the host before it has something to post.
-struct plan_box {
-  row_mailbox* box = nullptr;
-  std::uint32_t number = 0;
-  std::uint64_t misses_before = 0;
-  std::uint64_t hits_before = 0;
-
-  /// Words of a list that was written before the launch.
-  __device__ void find(row_mailbox* mailbox, row_list const& rows, std::uint32_t const* sequence, std::uint32_t place)
-  {
-    number = sequence[place];
-    box = mailbox + to_index(rows[place]);
-  }
-  /// Words that plans before this one wrote.
-  __device__ void look()
-  {
-    misses_before = static_cast<std::uint64_t const volatile&>(box->total_misses);
-    hits_before = static_cast<std::uint64_t const volatile&>(box->total_hits);
-  }
-  __device__ void post(
-    recall_failure* outcome, std::uint64_t block_bytes, std::uint32_t planned, std::uint32_t hits, std::uint32_t flying,
-    std::uint32_t stalled) const
-  {
-    box->bytes = planned * block_bytes;
-    box->misses = planned;
-    box->flying = flying;
-    box->hits = hits;
-    box->stalled = stalled;
-    if (outcome != nullptr) {
-      outcome->planned = planned;
-      outcome->hits = hits;
-      device::store_release(&outcome->stalled, stalled);
-      device::store_release(&outcome->flying, flying);
-    }
-    static_cast<std::uint64_t volatile&>(box->total_misses) = misses_before + planned;
-    static_cast<std::uint64_t volatile&>(box->total_hits) = hits_before + hits;
-    device::store_release(&box->posted, number);
-  }
-};
 
 template <class Op>
 __global__ void __launch_bounds__(plan_threads) plan_recall_kernel(Op const op)
@@ -133,18 +94,8 @@ __global__ void __launch_bounds__(post_threads) post_plan_kernel(Op const op)
   await_kernel_before();
   if (!posts) { return; }
   box.look();
-  std::uint32_t planned = 0;
-  std::uint32_t hits = 0;
-  std::uint32_t flying = 0;
-  std::uint32_t stalled = 0;
-  for (std::uint32_t g = 0; g < op.head_groups; ++g) {
-    std::uint64_t const lane = to_index(lane_of(row, g, op.head_groups));
-    planned += op.lanes.misses[lane];
-    hits += op.lanes.hits[lane];
-    flying += op.lanes.flying[lane];
-    stalled += op.lanes.stalled[lane];
-  }
-  box.post(op.outcome == nullptr ? nullptr : op.outcome + place, op.block_bytes, planned, hits, flying, stalled);
+  box.post(
+    row, op.head_groups, op.lanes.counts(), op.outcome == nullptr ? nullptr : op.outcome + place, op.block_bytes);
 }
 
 template <>
